@@ -23,7 +23,7 @@ from gspo_services.broker.ledger import Ledger, LedgerConfig, batch_stats
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.rows import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
 from gspo_services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.schedules import RunSchedules
 from gspo_services.shared.settings import Settings, write_run_settings
 from gspo_services.shared.settings.sections import BatchSection, Run

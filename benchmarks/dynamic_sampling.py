@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.command import run, tiny_model
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.metrics import read_metrics
-from gspo_services.runs.opening import audit_run
 
 TARGET: Final = 0.85
 LATE_FROM: Final = 0.5

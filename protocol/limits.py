@@ -57,8 +57,6 @@ MAX_TEMPERATURE: Final = 10.0
 MIN_LOGPROB: Final = -1e4
 """No sampler in float32 draws a token that is less likely."""
 MAX_LEASES_PER_MESSAGE: Final = 4096
-MAX_BROKERS: Final = 64
-"""Brokers that share one run."""
 MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
 MAX_BATCH_TOKENS: Final = 2**32
 """Tokens of a batch: no message holds them all, but whoever is told of a batch makes room for its share of them."""

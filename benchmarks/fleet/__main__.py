@@ -3,7 +3,6 @@
     python -m benchmarks.fleet --rollouts 10 100
     python -m benchmarks.fleet --rollouts 10 100 300 1000 --pace 2 --json fleet.json --plot fleet.png
     python -m benchmarks.fleet --rollouts 300 --profile
-    python -m benchmarks.fleet --rollouts 100 1000 --brokers 4
 
 Each fleet gets a real broker process of its own: ZeroMQ, SQLite, the ledger. Its rollouts have no engines, but everything
 else: a connection under a name and a session of its own, 64 episodes, heartbeats, leases, and chunks that leave together.
@@ -13,7 +12,6 @@ tokens and announces the next version. For each fleet:
     1. all join; --seconds to warm up, then --seconds are measured          steady
     2. a tenth is killed, a twentieth leaves, as many join; --seconds       changing
     3. kill -9 of the broker, which starts again at once                    recovery
-       (of several brokers: of the first; their CPU, memory and files are sums)
     4. gspo audit, and each trajectory: nothing acknowledged is lost        proof
 
 How to read the figures: CPU seconds of the broker mean something on a busy machine, times do not. "exponent" is the power of
@@ -37,7 +35,6 @@ from benchmarks.fleet.limits import what_is_too_small
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.measure import Plan, measured
 from benchmarks.fleet.profiled_broker import PROFILE_FILE
-from gspo_protocol.limits import MAX_BROKERS
 from gspo_services.shared.runtime.logs import configure_logging
 
 
@@ -49,7 +46,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rollouts", type=int, nargs="+", default=[10, 100], metavar="N", help="sizes of fleets, each on its own"
     )
-    parser.add_argument("--brokers", type=int, default=1, metavar="K", help="brokers that share the run (default: 1)")
     parser.add_argument(
         "--pace", type=float, default=8.0, help="chunks a second of each rollout; 0: as many as are acknowledged"
     )
@@ -66,13 +62,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="draw each figure over N here")
     parser.add_argument("--profile", action="store_true", help="run the broker under cProfile, and print where its CPU goes")
     options = parser.parse_args(arguments)
-    if not 1 <= options.brokers <= MAX_BROKERS:
-        parser.error(f"--brokers is {options.brokers}: from 1 to {MAX_BROKERS}")
     if min(options.rollouts) < 1 or options.seconds <= 0 or options.pace < 0 or not 1 <= options.chunk_tokens <= 1024:
         parser.error("--rollouts from 1, --seconds above 0, --pace from 0, --chunk-tokens from 1 to 1024")
     options.rollouts = sorted(set(options.rollouts))
     for rollouts in options.rollouts:
-        for objection in what_is_too_small(rollouts * options.brokers, processes_of(options, rollouts)):
+        for objection in what_is_too_small(rollouts, processes_of(options, rollouts)):
             parser.error(objection)
     return options
 
@@ -86,7 +80,6 @@ def plan_of(options: argparse.Namespace, rollouts: int) -> Plan:
     """How a fleet of this size is measured."""
     return Plan(
         rollouts=rollouts,
-        brokers=options.brokers,
         processes=processes_of(options, rollouts),
         load=Load(pace=options.pace, chunk_tokens=options.chunk_tokens),
         seconds=options.seconds,

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gspo_services.rollout.broker import HEARTBEAT_S
-
 EPISODES: Final = 64
 """Of each rollout at a time: the default of ``rollout.max_running``."""
 SHORTEST: Final = 2
@@ -24,7 +22,6 @@ class Load:
     """Chunks a second; 0: as many as are acknowledged."""
     chunk_tokens: int
     episodes: int = EPISODES
-    heartbeat_s: float = HEARTBEAT_S
 
 
 def num_chunks_of(trajectory_id: int) -> int:
@@ -33,18 +30,18 @@ def num_chunks_of(trajectory_id: int) -> int:
     return min(LONGEST, int(SHORTEST * share ** (-1 / TAIL)))
 
 
-def groups_per_batch(rollouts: int, brokers: int = 1) -> int:
-    """A batch is a thirty-second of what the fleet plays at a time; each broker has an equal share."""
-    return max(1, rollouts * EPISODES // GROUP_SIZE // 32 // brokers) * brokers
+def groups_per_batch(rollouts: int) -> int:
+    """A batch is a thirty-second of what the fleet plays at a time."""
+    return max(1, rollouts * EPISODES // GROUP_SIZE // 32)
 
 
-def run_settings(rollouts: int, chunk_tokens: int, lease_s: float, *, brokers: int = 1) -> dict[str, dict[str, Any]]:
-    """Settings of the brokers' run, by section."""
+def run_settings(rollouts: int, chunk_tokens: int, lease_s: float) -> dict[str, dict[str, Any]]:
+    """Settings of the broker's run, by section."""
     return {
         "run": {"num_batches": 100_000},
         "batch": {
             "group_size": GROUP_SIZE,
-            "groups_per_batch": groups_per_batch(rollouts, brokers),
+            "groups_per_batch": groups_per_batch(rollouts),
             "mini_batches": 1,
             "max_lag": MAX_LAG,
         },

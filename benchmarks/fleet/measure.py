@@ -13,10 +13,10 @@ import psutil
 import zmq.asyncio
 
 from benchmarks.broker_intake.child import Child
-from benchmarks.fleet.brokers import FleetBrokers
+from benchmarks.fleet.broker import FleetBroker
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import Load, run_settings
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.clock import MonotonicClock
 
 SAMPLE_S: Final = 0.5
@@ -29,7 +29,6 @@ class Plan:
     """How one fleet is measured. ``seconds``: of each of the two phases, the steady one and that with joins and losses."""
 
     rollouts: int
-    brokers: int = 1
     processes: int
     load: Load
     seconds: float
@@ -83,7 +82,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def observed(
-    fleet: FakeFleet, broker: FleetBrokers, seconds: float, during: Callable[[], Awaitable[None]] | None = None
+    fleet: FakeFleet, broker: FleetBroker, seconds: float, during: Callable[[], Awaitable[None]] | None = None
 ) -> dict[str, Any]:
     """What happens in the next ``seconds``, in which ``during`` is carried out."""
     clock = MonotonicClock()
@@ -124,7 +123,7 @@ async def _awaited(action: Callable[[], Awaitable[None]]) -> None:
     await action()
 
 
-async def churned(fleet: FakeFleet, broker: FleetBrokers, plan: Plan) -> dict[str, Any]:
+async def churned(fleet: FakeFleet, broker: FleetBroker, plan: Plan) -> dict[str, Any]:
     """The same while rollouts are killed, leave in order, and as many others join."""
     lost = max(1, round(plan.churn * plan.rollouts))
     left = lost // 2
@@ -138,15 +137,14 @@ async def churned(fleet: FakeFleet, broker: FleetBrokers, plan: Plan) -> dict[st
     return {"lost": lost, "left": left, "joined": lost + left, **await observed(fleet, broker, plan.seconds, change)}
 
 
-async def killed(fleet: FakeFleet, broker: FleetBrokers, plan: Plan) -> dict[str, Any]:
-    """kill -9 of the broker, or of the first of several, and the time until every rollout had something new acknowledged by
-    it."""
+async def killed(fleet: FakeFleet, broker: FleetBroker, plan: Plan) -> dict[str, Any]:
+    """kill -9 of the broker, and the time until every rollout had something new acknowledged by it."""
     clock = MonotonicClock()
     await fleet.ask(watch=True)
     at = clock.now()
-    await broker.kill_first()
+    await broker.kill()
     serves = clock.now()
-    cpu = broker.first_cpu_s()
+    cpu = broker.cpu_s()
     answers = await fleet.ask(recover=plan.recover_s)
     since = [value - at for each in answers for value in each["working_since"]]
     return {
@@ -154,7 +152,7 @@ async def killed(fleet: FakeFleet, broker: FleetBrokers, plan: Plan) -> dict[str
         "working": len(since),
         "recovered_p50_s": percentile(since, 0.5),
         "recovered_all_s": max(since, default=0.0),
-        "recovery_cpu_s": broker.first_cpu_s() - cpu,
+        "recovery_cpu_s": broker.cpu_s() - cpu,
     }
 
 
@@ -177,7 +175,7 @@ def missing(ledger: Path, acknowledged: dict[int, tuple[int, int]]) -> list[str]
     return found
 
 
-async def proven(fleet: FakeFleet, broker: FleetBrokers, directory: Path) -> dict[str, Any]:
+async def proven(fleet: FakeFleet, broker: FleetBroker, directory: Path) -> dict[str, Any]:
     """Stop the broker, and compare what was acknowledged with what it has."""
     acknowledged: dict[int, tuple[int, int]] = {}
     for answer in await fleet.ask(acknowledged=str(directory)):
@@ -186,30 +184,24 @@ async def proven(fleet: FakeFleet, broker: FleetBrokers, directory: Path) -> dic
             acknowledged[int(key)] = max((epoch, tokens), acknowledged.get(int(key), (0, 0)))
     await broker.terminate()
     audit = await asyncio.to_thread(audit_run, broker.run_directory)
-    ledgers = broker.ledgers
-    lost = []
-    for place, ledger in enumerate(ledgers):
-        own = {key: newest for key, newest in acknowledged.items() if key % len(ledgers) == place}
-        lost += missing(ledger, own)
+    ledger = broker.ledger
     return {
-        "ledger_mib": sum(file.stat().st_size for ledger in ledgers for file in ledger.parent.glob(f"{ledger.name}*"))
-        / 2**20,
+        "ledger_mib": sum(file.stat().st_size for file in ledger.parent.glob(f"{ledger.name}*")) / 2**20,
         "trajectories_checked": len(acknowledged),
-        "missing": lost,
+        "missing": missing(ledger, acknowledged),
         "audit_problems": [str(problem) for problem in audit.problems],
     }
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tuple[FleetBrokers, FakeFleet, FakeLearner]]:
-    """Brokers with a learner that takes batches, and the processes of a fleet without rollouts yet."""
+async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tuple[FleetBroker, FakeFleet, FakeLearner]]:
+    """A broker with a learner that takes batches, and the processes of a fleet without rollouts yet."""
     context = zmq.asyncio.Context()
-    settings = run_settings(plan.rollouts, plan.load.chunk_tokens, plan.lease_s, brokers=plan.brokers)
-    brokers = FleetBrokers(directory, plan.brokers, settings, module)
-    async with brokers.running() as broker, contextlib.AsyncExitStack() as stack:
+    settings = run_settings(plan.rollouts, plan.load.chunk_tokens, plan.lease_s)
+    async with FleetBroker(directory, settings, module).running() as broker, contextlib.AsyncExitStack() as stack:
         stack.callback(context.destroy, linger=0)
-        learner = FakeLearner(context, broker.batch_endpoints, MonotonicClock())
-        arguments = (",".join(broker.work_endpoints), str(plan.load.pace), str(plan.load.chunk_tokens), str(plan.lease_s))
+        learner = FakeLearner(context, broker.batch_endpoint, MonotonicClock())
+        arguments = (broker.work_endpoint, str(plan.load.pace), str(plan.load.chunk_tokens))
         members = [
             stack.enter_context(Child("benchmarks.fleet.member", *arguments))
             for _ in range(min(plan.processes, plan.rollouts))
@@ -242,7 +234,6 @@ async def measured(directory: Path, plan: Plan, say: Say, module: str = "gspo_se
         proof = await proven(fleet, broker, directory)
     return {
         "rollouts": plan.rollouts,
-        "brokers": plan.brokers,
         "joined_s": joined_s,
         "batches": batches,
         "steady": steady,

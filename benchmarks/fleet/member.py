@@ -1,8 +1,6 @@
 """A process of many rollouts: one JSON request a line on stdin, one JSON answer a line on stdout.
 
-    python -m benchmarks.fleet.member ENDPOINT[,ENDPOINT...] PACE CHUNK_TOKENS LEASE_S
-
-A rollout has a connection to each endpoint, and shares its episodes, its pace and its heartbeats out among them.
+    python -m benchmarks.fleet.member ENDPOINT PACE CHUNK_TOKENS
 
 {"join": [NAMES]} is answered when all of them are welcome; {"lose": N} kills N without a Goodbye, {"leave": N} ends N in
 order. {"reset": true} begins a measurement, and {"figures": true} answers what was seen since then. {"watch": true} is asked
@@ -14,9 +12,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from itertools import product
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +21,6 @@ import zmq.asyncio
 
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.rollout import FakeRollout, FleetFigures
-from gspo_services.rollout.broker import HEARTBEAT_S
-from gspo_services.rollout.several import BeatsInTurn
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.logs import configure_logging
 
@@ -36,9 +30,9 @@ LOOK_S: Final = 0.05
 class FleetProcess:
     """The rollouts of this process."""
 
-    def __init__(self, endpoints: Sequence[str], load: Load) -> None:
-        self._endpoints = endpoints
-        self._load = replace(load, pace=load.pace / len(endpoints), episodes=max(1, load.episodes // len(endpoints)))
+    def __init__(self, endpoint: str, load: Load) -> None:
+        self._endpoint = endpoint
+        self._load = load
         self._clock = MonotonicClock()
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_000)
@@ -81,13 +75,13 @@ class FleetProcess:
 
     async def close(self) -> None:
         """End all, without a Goodbye: the broker may be gone."""
-        await self._end(len(self._rollouts) // len(self._endpoints), orderly=False)
+        await self._end(len(self._rollouts), orderly=False)
         self._context.destroy(linger=0)
 
     async def _join(self, names: list[str]) -> dict[str, Any]:
         joined = []
-        for name, endpoint in product(names, self._endpoints):
-            rollout = FakeRollout(self._context, endpoint, name, self._clock, self._load, self._figures)
+        for name in names:
+            rollout = FakeRollout(self._context, self._endpoint, name, self._clock, self._load, self._figures)
             self._rollouts[rollout] = asyncio.get_running_loop().create_task(rollout.run(), name=name)
             joined.append(rollout)
         for rollout in joined:
@@ -95,7 +89,7 @@ class FleetProcess:
         return {}
 
     async def _end(self, number: int, *, orderly: bool) -> dict[str, Any]:
-        for rollout, task in list(self._rollouts.items())[: number * len(self._endpoints)]:
+        for rollout, task in list(self._rollouts.items())[:number]:
             if not orderly:
                 rollout.be_killed()
             del self._rollouts[rollout]
@@ -120,12 +114,11 @@ class FleetProcess:
         return {**asdict(self._figures), "loop_late_s": self._loop_late_s, **takes}
 
     async def _recovered(self, seconds: float) -> dict[str, Any]:
-        """When each rollout worked again for the first broker, by the machine's clock; fewer than all after ``seconds``."""
+        """When each rollout worked again, by the machine's clock; fewer than all after ``seconds``."""
         end = self._clock.now() + seconds
-        watched = [rollout for rollout in self._rollouts if rollout.endpoint == self._endpoints[0]]
-        while any(not rollout.working_since for rollout in watched) and self._clock.now() < end:  # noqa: ASYNC110
+        while any(not rollout.working_since for rollout in self._rollouts) and self._clock.now() < end:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-        return {"working_since": [each.working_since for each in watched if each.working_since]}
+        return {"working_since": [each.working_since for each in self._rollouts if each.working_since]}
 
     def _write_acknowledged(self, path: Path) -> dict[str, Any]:
         tokens = dict(self._gone)
@@ -141,9 +134,9 @@ class FleetProcess:
             into[trajectory_id] = max(newest, into.get(trajectory_id, newest))
 
 
-async def serve(endpoints: Sequence[str], load: Load) -> None:
+async def serve(endpoint: str, load: Load) -> None:
     """Answer until stdin is closed."""
-    process = FleetProcess(endpoints, load)
+    process = FleetProcess(endpoint, load)
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(process.watch_loop(), name="loop")
@@ -155,12 +148,9 @@ async def serve(endpoints: Sequence[str], load: Load) -> None:
 
 def main() -> None:
     """See the module's text."""
-    endpoints, pace, chunk_tokens, lease_s = sys.argv[1:]
+    endpoint, pace, chunk_tokens = sys.argv[1:]
     configure_logging("fleet", "error")
-    num_brokers = endpoints.count(",") + 1
-    interval_s = HEARTBEAT_S if num_brokers == 1 else BeatsInTurn(num_brokers, lease_s=float(lease_s)).interval_s
-    load = Load(pace=float(pace), chunk_tokens=int(chunk_tokens), heartbeat_s=interval_s)
-    asyncio.run(serve(endpoints.split(","), load))
+    asyncio.run(serve(endpoint, Load(pace=float(pace), chunk_tokens=int(chunk_tokens))))
 
 
 if __name__ == "__main__":

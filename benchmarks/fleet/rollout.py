@@ -24,6 +24,7 @@ from gspo_protocol.messages import (
     Pulse,
     Welcome,
 )
+from gspo_services.rollout.broker import HEARTBEAT_S
 from gspo_services.rollout.gathering import GatheringClient
 from gspo_services.shared.runtime.clock import Clock
 
@@ -75,7 +76,6 @@ class FakeRollout:
         self, context: zmq.asyncio.Context, endpoint: str, name: str, clock: Clock, load: Load, figures: FleetFigures
     ) -> None:
         self.name = name
-        self.endpoint = endpoint
         self.acknowledged: dict[int, tuple[int, int]] = {}
         """By trajectory: under which epoch the broker acknowledged how many tokens. One whose lease it ended is not here."""
         self.working_since = 0.0
@@ -154,10 +154,10 @@ class FakeRollout:
                     await self._say_serving()
 
     async def _beat(self) -> None:
-        await asyncio.sleep(self._phase * self._load.heartbeat_s)
+        await asyncio.sleep(self._phase * HEARTBEAT_S)
         while True:
             await self._say_serving()
-            await asyncio.sleep(self._load.heartbeat_s)
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _say_serving(self) -> None:
         leases = [LeaseKey(each.trajectory_id, each.epoch) for each in self._playing]

@@ -26,13 +26,13 @@ import psutil
 import zmq.asyncio
 
 from benchmarks.broker_intake.child import Child
-from benchmarks.fleet.brokers import FleetBrokers
+from benchmarks.fleet.broker import FleetBroker
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import run_settings
 from benchmarks.fleet.measure import FakeFleet
 from benchmarks.growth.costs import COMMANDS, command_costs, view_costs
 from benchmarks.growth.slopes import Slope, growth
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.logs import configure_logging
 
@@ -47,15 +47,15 @@ LEAST: Final = 20
 
 
 @asynccontextmanager
-async def the_run(directory: Path) -> AsyncIterator[tuple[FleetBrokers, FakeLearner]]:
+async def the_run(directory: Path) -> AsyncIterator[tuple[FleetBroker, FakeLearner]]:
     """A broker that works as fast as it can."""
     context = zmq.asyncio.Context()
     settings = run_settings(ROLLOUTS, CHUNK_TOKENS, LEASE_S)
-    async with FleetBrokers(directory, 1, settings, "gspo_services.broker").running() as broker:
+    async with FleetBroker(directory, settings, "gspo_services.broker").running() as broker:
         with ExitStack() as stack:
             stack.callback(context.destroy, linger=0)
-            learner = FakeLearner(context, broker.batch_endpoints, MonotonicClock(), num_metrics=NUM_METRICS)
-            arguments = (broker.work_endpoints[0], "0", str(CHUNK_TOKENS), str(LEASE_S))
+            learner = FakeLearner(context, broker.batch_endpoint, MonotonicClock(), num_metrics=NUM_METRICS)
+            arguments = (broker.work_endpoint, "0", str(CHUNK_TOKENS))
             fleet = FakeFleet([stack.enter_context(Child("benchmarks.fleet.member", *arguments))])
             learning = asyncio.get_running_loop().create_task(learner.run(), name="learner")
             try:
@@ -66,7 +66,7 @@ async def the_run(directory: Path) -> AsyncIterator[tuple[FleetBrokers, FakeLear
                 await asyncio.wait([learning])
 
 
-async def reached(learner: FakeLearner, batches: int, broker: FleetBrokers) -> None:
+async def reached(learner: FakeLearner, batches: int, broker: FleetBroker) -> None:
     """Wait until so many batches are trained. Raises: RuntimeError when the broker has ended."""
     while learner.num_batches < batches:
         broker.cpu_s()
@@ -82,7 +82,7 @@ def on_disk(run: Path) -> dict[str, float]:
     return {**{kind: size / 2**20 for kind, size in found.items()}, "other MiB": other / 2**20, "files": len(sizes)}
 
 
-async def figures(broker: FleetBrokers, cpu_s: float, batches: int) -> dict[str, float]:
+async def figures(broker: FleetBroker, cpu_s: float, batches: int) -> dict[str, float]:
     """All figures of one mark. ``cpu_s``: of the broker for the last ``batches``."""
     takes, run = broker.takes(), broker.run_directory
     found: dict[str, float] = {"broker CPU ms a batch": 1e3 * cpu_s / batches}
@@ -92,8 +92,8 @@ async def figures(broker: FleetBrokers, cpu_s: float, batches: int) -> dict[str,
         found |= {f"{name} CPU s": taken["cpu_s"], f"{name} MiB": taken["mib"]}
     taken = await asyncio.to_thread(view_costs, run)
     found |= {"view CPU s": taken["cpu_s"], "view MiB": taken["mib"]}
-    await broker.kill_first()
-    return {**found, "resume CPU s": broker.first_cpu_s()}
+    await broker.kill()
+    return {**found, "resume CPU s": broker.cpu_s()}
 
 
 async def measured(directory: Path, marks: list[int]) -> list[dict[str, float]]:

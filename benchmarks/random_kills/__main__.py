@@ -29,7 +29,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.postgres.fixtures import SynchronousDatabase, synchronous_database
 from tests.support.postgres.server import programs
 

@@ -21,8 +21,7 @@ with needs_extras(__name__, "services"):
 __all__ = ["STRIDE", "Ladder", "LadderTasks", "Rung", "Rungs"]
 
 STRIDE: Final = 2003
-"""Levels of all ladders, at most. A prime above every number of brokers, so that each broker's share of the indices has
-every level."""
+"""Levels of all ladders, at most. Every index of a run's tasks is made with it, so it stays as it is."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -98,11 +97,9 @@ class Rungs:
         """Rung ``number``, counted round and round."""
         return self._rungs[number % len(self._rungs)]
 
-    def task_index(self, rung: Rung, draw: int, broker: int = 0, num_brokers: int = 1) -> int:
-        """An index on ``rung`` that no other ``draw`` has, of those whose remainder by ``num_brokers`` is ``broker``."""
-        place = self._places[rung]
-        blocks = range(draw * num_brokers, (draw + 1) * num_brokers)
-        return next(index for block in blocks if (index := block * STRIDE + place) % num_brokers == broker)
+    def task_index(self, rung: Rung, draw: int) -> int:
+        """An index on ``rung`` that no other ``draw`` has."""
+        return draw * STRIDE + self._places[rung]
 
 
 class LadderTasks(ABC):

@@ -85,8 +85,7 @@ class Batch(Message, frozen=True, tag="batch"):
     values: TrainingValues = TrainingValues()
     """Recorded when the batch was assembled."""
     report: Annotated[dict[str, float | None], Meta(max_length=limits.MAX_METRICS)] = {}
-    """What the broker's line of metrics says about the batch. Of several brokers each has a share of the batch: the learner
-    says what all shares make together in Trained.metrics, so that each broker's line is that of the whole batch."""
+    """Empty, and not read. It keeps its place until the protocol's version rises."""
 
     @property
     def num_tokens(self) -> int:

@@ -76,10 +76,9 @@ class Welcome(Message, frozen=True, tag="welcome", forbid_unknown_fields=False):
     fingerprint: str = ""
     """Digest of what all processes of a run must agree on (model, environment, sampling); empty when not checked."""
     session: Session = ""
-    broker: Annotated[int, Meta(ge=0, lt=limits.MAX_BROKERS)] = 0
-    """The broker's number, counted from 0..."""
-    num_brokers: Annotated[int, Meta(ge=1, le=limits.MAX_BROKERS)] = 1
-    """...and how many brokers share the run."""
+    broker: Count = 0
+    num_brokers: Count = 1
+    """Always these two: gspo 0.1.0 also had several brokers, and Welcome keeps its fields."""
     commit: LedgerCommit | None = None
     """The newest one of the broker's ledger; None from a weight server."""
 

@@ -43,7 +43,13 @@ from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.schedules import RunSchedules
-from gspo_services.shared.settings import Settings, read_run_settings, run_fingerprint, write_run_settings
+from gspo_services.shared.settings import (
+    Settings,
+    read_run_settings,
+    run_fingerprint,
+    several_brokers_in,
+    write_run_settings,
+)
 from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
 if TYPE_CHECKING:
@@ -62,14 +68,15 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
 
     Raises: ConfigurationError, EndpointError, ServiceError; each names the value and what to do.
     """
+    if reason := several_brokers_in(settings.run.directory):
+        raise ConfigurationError(f"run.directory: {reason}")
     require_batch_fits(settings)
     tasks = tasks_of(settings)
-    set_tasks, sets = open_sets(settings) if evaluates(settings) else ({}, ())
+    set_tasks, sets = open_sets(settings)
     adapters = TaskAdapters(settings.lora.adapters, settings.lora.adapter_field, {**tasks, **set_tasks})
     adapters.require()
     security = Security.load(settings.security, "broker")
-    directory, number = settings.ledger_directory, settings.broker.number
-    metrics_port = settings.broker.metrics_port_of(number)
+    directory = settings.run.directory
     clock = MonotonicClock()
     health = Health(clock, MAX_QUIET_S)
     registry = CollectorRegistry()
@@ -83,7 +90,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         raise ConfigurationError(f"run.directory: {directory} cannot be used: {error}") from error
 
     def page() -> TelemetryServer:
-        return TelemetryServer(settings.security.metrics_host, metrics_port, registry, health)
+        return TelemetryServer(settings.security.metrics_host, settings.broker.metrics_port, registry, health)
 
     async with _opened(settings, fingerprint, registry, page, health, clock, stop) as opened:
         if opened is None:
@@ -105,10 +112,8 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
             largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * _longest_episode(settings, contents, sets)
             if settings.objective.routing_replay_from == "engine":
                 largest += MAX_CHUNK_FRAME_BYTES
-            work = RouterChannel(
-                context, WORK, settings.broker.work_endpoint_of(number), authenticator, max_message_bytes=largest
-            )
-            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint_of(number), authenticator)
+            work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator, max_message_bytes=largest)
+            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, authenticator)
             broker = BrokerService(
                 ledger,
                 store,
@@ -129,7 +134,6 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 "broker_started",
                 run_id=store.run_id,
                 fingerprint=fingerprint,
-                broker=number,
                 directory=str(directory),
                 work_endpoint=work.endpoint,
                 batch_endpoint=batch.endpoint,
@@ -189,7 +193,7 @@ async def _opened(
     except ImportError as error:
         raise ConfigurationError(f"broker.database needs psycopg: pip install 'psycopg[binary]>=3.2' ({error})") from error
     with page() as telemetry:
-        log.info("waiting_to_lead", directory=str(settings.ledger_directory), metrics_port=telemetry.port)
+        log.info("waiting_to_lead", directory=str(settings.run.directory), metrics_port=telemetry.port)
         async with lead(settings, fingerprint, registry, health, clock, stop) as leading:
             yield None if leading is None else (leading.store, telemetry, leading)
 
@@ -197,7 +201,7 @@ async def _opened(
 def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Retention:
     """What moves old tokens into archive files, from the settings."""
     return Retention(
-        settings.ledger_directory / LEDGER_FILE,
+        settings.run.directory / LEDGER_FILE,
         metrics,
         clock,
         # Archive files stay on one broker's disk: a standby's copy needs the tokens in the ledger itself.
@@ -216,7 +220,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         seed=settings.run.seed,
         num_batches=settings.run.num_batches,
         group_size=settings.batch.group_size,
-        groups_per_batch=settings.batch.groups_per_batch // settings.broker.num_brokers,
+        groups_per_batch=settings.batch.groups_per_batch,
         max_lag=settings.batch.max_lag,
         schedules=RunSchedules(settings),
         grades_groups=bool(settings.reward.group),
@@ -225,7 +229,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         max_attempts=settings.broker.max_attempts,
         failure_budget=settings.broker.failure_budget,
         stop_without_signal_batches=settings.run.stop_without_signal_batches,
-        evaluate_every_batches=settings.evaluation.every_batches if evaluates(settings) else 0,
+        evaluate_every_batches=settings.evaluation.every_batches,
         num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
         evaluation_share=settings.evaluation.max_share,
         num_train_tasks=tasks["train"].num_tasks,
@@ -235,14 +239,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         sources=sources_of(tasks["train"]),
         ladders=tasks["train"].ladders if isinstance(tasks["train"], LadderTasks) else (),
         data_digest=digest_of(tasks["train"]),
-        broker=settings.broker.number,
-        num_brokers=settings.broker.num_brokers,
     )
-
-
-def evaluates(settings: Settings) -> bool:
-    """Whether this process evaluates: of several brokers the first one does, so that a result is of all tasks."""
-    return settings.broker.number == 0
 
 
 def digest_of(tasks: TaskSource) -> str:
@@ -264,13 +261,13 @@ def refresh_of(
             else f"They were of {contents.run.data_digest}, and are of {digest or 'something else'} now: use the former"
         )
         raise ConfigurationError(
-            f"the training tasks are not those that the run in {settings.ledger_directory} began with: a resumed run would "
+            f"the training tasks are not those that the run in {settings.run.directory} began with: a resumed run would "
             f"give other tasks to the same prompts. {way_out}"
         )
     if not isinstance(tasks, MixedTasks):
         return None
-    read_additions(settings.ledger_directory, tasks, contents.additions)
-    return Refresh(settings.ledger_directory, tasks, contents.additions, adapters.of_task)
+    read_additions(settings.run.directory, tasks, contents.additions)
+    return Refresh(settings.run.directory, tasks, contents.additions, adapters.of_task)
 
 
 def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:
@@ -283,7 +280,7 @@ def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:
 def sampling_rules(settings: Settings) -> SamplingRules:
     """What becomes of zero-advantage groups, from the settings."""
     data, objective = settings.data, settings.objective
-    most = math.ceil(data.max_filtered * settings.batch.groups_per_batch / settings.broker.num_brokers)
+    most = math.ceil(data.max_filtered * settings.batch.groups_per_batch)
     return SamplingRules(
         max_filtered=most if data.dynamic_sampling else 0,
         by_turn=objective.advantage != "sequence",
@@ -302,7 +299,7 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
     try:
         source = create(settings.environment.name, settings.environment.options)
         tasks = {"train": source.tasks("train")}
-        if settings.evaluation.every_batches and not settings.evaluation.sets and evaluates(settings):
+        if settings.evaluation.every_batches and not settings.evaluation.sets:
             tasks["eval"] = source.tasks("eval")
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"environment: {error}") from error
@@ -313,7 +310,7 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
 
 def _open_store(settings: Settings, fingerprint: str) -> Store:
     try:
-        return Store(settings.ledger_directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
+        return Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
     except (StoreMismatch, StoreUnavailable) as error:
         raise ConfigurationError(f"run.directory is {settings.run.directory}: {error}") from error
 
@@ -323,9 +320,9 @@ def require_no_copy_of_a_live_run(settings: Settings, run_id: str) -> None:
 
     Only seen on one machine, by the settings of the last start. Raises: ConfigurationError.
     """
-    own = settings.ledger_directory
+    own = settings.run.directory
     try:
-        former = read_run_settings(own).ledger_directory
+        former = read_run_settings(own).run.directory
         mark = None if not former.exists() or former.samefile(own) else read_mark(former / MARK_FILE)
     except (ConfigurationError, OSError):
         return

@@ -5,21 +5,18 @@ import sys
 from pathlib import Path
 
 from gspo_services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
-from gspo_services.runs.ledgers import other_ledgers
-from gspo_services.shared.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, DiskDamageError
+from gspo_services.shared.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, ConfigurationError, DiskDamageError
 from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.settings import several_brokers_in
 
 
 def accept_loss_command(directory: Path) -> int:
-    """Record what is lost. Returns 0 when a broker can go on, 1 when something is in the way, 3 when there is no way on."""
-    several = other_ledgers(directory)
-    if several:
-        print(
-            f"gspo accept-loss: {len(several) + 1} brokers share this run, and what one has lost the others have trained "
-            "on: restore a backup (gspo restore), or start a new run from the last checkpoint's weights (model.path)",
-            file=sys.stderr,
-        )
-        return EXIT_FAILED
+    """Record what is lost. Returns 0 when a broker can go on, 1 when something is in the way, 3 when there is no way on.
+
+    Raises: ConfigurationError for a run of several brokers.
+    """
+    if reason := several_brokers_in(directory):
+        raise ConfigurationError(reason)
     try:
         accepted = accept_loss(directory / LEDGER_FILE)
     except (StoreUnavailable, OSError, sqlite3.OperationalError) as error:

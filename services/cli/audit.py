@@ -6,9 +6,7 @@ from typing import Final
 
 from rich.table import Table
 
-from gspo_services.runs.audit import Audit
-from gspo_services.runs.ledgers import broker_name
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import Audit, audit_run
 from gspo_services.shared.runtime.console import PlainConsole
 
 EXIT_VIOLATIONS: Final = 1
@@ -53,15 +51,6 @@ def print_audit(audit: Audit, console: PlainConsole) -> None:
         f"chunks: {audit.num_chunks:,}; trajectories continued under another lease: {audit.num_resumed:,}",
         soft_wrap=True,
     )
-    for number, broker in enumerate(audit.brokers):
-        groups = sum(outcome.groups for outcome in broker.outcomes)
-        trajectories = sum(outcome.trajectories for outcome in broker.outcomes)
-        wrong = sum(broker.findings.counts.values())
-        console.print(
-            f"{broker_name(number)}: {groups:,} groups, {trajectories:,} trajectories, its share of {broker.num_batches:,} "
-            f"batches, {broker.num_trained_batches:,} trained" + (f"; {wrong:,} violations" if wrong else ""),
-            soft_wrap=True,
-        )
     for note in audit.notes[:SHOWN_NOTES]:
         console.print(f"note: {note}", soft_wrap=True)
     if len(audit.notes) > SHOWN_NOTES:

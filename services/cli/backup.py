@@ -5,8 +5,8 @@ from typing import Final
 
 from rich.table import Table
 
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup import back_up, list_backups, restore
-from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.errors import EXIT_FAILED, ConfigurationError, ServiceError
 
@@ -29,12 +29,6 @@ def backup_command(directory: Path, destination: Path | None) -> int:
         f"{path}: {manifest.num_bytes / MIB:,.1f} MiB, {manifest.new_bytes / MIB:,.1f} of them new; {manifest.num_batches} "
         f"batches, checkpoints after {positions}",
     )
-    if not manifest.one_moment:
-        _say(
-            console,
-            f"its {manifest.num_brokers} ledgers were copied at different moments, because the run was active: gspo restore "
-            f"restores its newest checkpoint, after {manifest.positions[-1]} batches",
-        )
     return 0
 
 

@@ -79,8 +79,7 @@ Status 0: clean; 1: violations; 2: no run there.
 
 BACKUP_DESCRIPTION: Final = """\
 Copy a run to a new directory in DEST: one state of its ledger, the checkpoints and archive files that belong to it, settings
-and metrics. The run may be active meanwhile. The ledgers of several brokers are then copied at different moments, and a
-restore takes them back to the newest checkpoint. Files that an earlier backup in DEST holds are hard-linked: each backup is
+and metrics. The run may be active meanwhile. Files that an earlier backup in DEST holds are hard-linked: each backup is
 complete, and only new files take room. To remove a backup, delete its directory. An interrupted backup is not listed, and
 the next one removes it.
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,6 @@ from gspo.files import flush_file
 from gspo_services.broker.refresh import INCOMING, REFUSED, read_additions
 from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, file_digest, reading
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.logs import quiet_logs
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import read_run_settings
@@ -41,47 +40,21 @@ def data_command(words: Sequence[str]) -> int:
     """Parse and add. Returns the exit status. Raises: ValueError, OSError, ConfigurationError with texts for the user."""
     arguments = _parser().parse_args(words)
     directory, file = arguments.directory, arguments.file
-    ledgers = ledger_directories(directory)
-    added = [_additions(each) for each in ledgers]
-    tasks = _tasks_of(directory, ledgers, added)
+    added = _additions(directory)
+    tasks = _tasks_of(directory, added)
     names = [part.name for part in tasks.parts]
     source = arguments.source or names[0]
     if source not in names:
         raise ValueError(f'--source is "{source[:100]}": the run has {", ".join(names)}')
     digest = file_digest(file)
-    if len(ledgers) > 1:
-        _require_one_at_a_time(ledgers, added, digest)
-    known = next((row for rows in added for row in rows if row.digest == digest), None)
-    lacking = [each for each, rows in zip(ledgers, added, strict=True) if all(row.digest != digest for row in rows)]
-    if not lacking and known is not None:
+    known = next((row for row in added if row.digest == digest), None)
+    if known is not None:
         print(f"{file}: its {known.num_tasks} tasks were added before, as addition {known.number}")
         return 0
-    # An interrupted command may have reached only some brokers: the others get what these have.
-    number = tasks.add(file) if known is None else known.num_tasks
-    incoming = {each: _hand_in(each, file, "" if source == names[0] else source) for each in lacking}
+    number = tasks.add(file)
+    incoming = _hand_in(directory, file, "" if source == names[0] else source)
     print(f"{file}: {number} tasks for source {source}, on their way", flush=True)
-    return _wait(incoming, digest, arguments.wait)
-
-
-def _require_one_at_a_time(ledgers: Sequence[Path], added: Sequence[list[AdditionRow]], digest: str) -> None:
-    """Require that no other addition is under way: all brokers count tasks alike, so all need the same files in one order.
-
-    Raises: ValueError while another file has reached some brokers, and not yet all.
-    """
-    furthest = max(added, key=len)
-    for ledger, rows in zip(ledgers, added, strict=True):
-        for row in furthest[len(rows) :]:
-            if row.digest != digest:
-                raise ValueError(
-                    f"addition {row.number} ({row.name}) is not in {ledger} yet, but other brokers of the run have it: "
-                    "add that file again first, so that the brokers without it get it"
-                )
-        for waiting in sorted((ledger / INCOMING).glob("**/*")):
-            if waiting.is_file() and not waiting.name.startswith(".") and file_digest(waiting) != digest:
-                raise ValueError(
-                    f"{waiting} is waiting, and brokers must take files in one order: wait until its broker runs "
-                    "and takes it, or remove it"
-                )
+    return _wait(directory, incoming, digest, arguments.wait)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tasks_of(directory: Path, ledgers: Sequence[Path], added: Sequence[list[AdditionRow]]) -> MixedTasks:
+def _tasks_of(directory: Path, added: Sequence[AdditionRow]) -> MixedTasks:
     """Load the run's training tasks as they are now. Raises: ValueError, ConfigurationError."""
     settings = read_run_settings(directory)
     create = create_task_set if settings.agent.is_used else create_environment
@@ -110,14 +83,13 @@ def _tasks_of(directory: Path, ledgers: Sequence[Path], added: Sequence[list[Add
     if not isinstance(tasks, MixedTasks):
         name = settings.environment.name
         raise ValueError(f'the environment "{name}" reads no files: tasks can be added to those that do')
-    ledger, additions = max(zip(ledgers, added, strict=True), key=lambda each: len(each[1]))
-    read_additions(ledger, tasks, additions)
+    read_additions(directory, tasks, added)
     return tasks
 
 
-def _additions(ledger: Path) -> list[AdditionRow]:
-    with reading(ledger) as connection, closing(connection):
-        return Reader(ledger / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
+def _additions(directory: Path) -> list[AdditionRow]:
+    with reading(directory) as connection, closing(connection):
+        return Reader(directory / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
 
 
 def _hand_in(directory: Path, file: Path, source: str) -> Path:
@@ -136,24 +108,19 @@ def _hand_in(directory: Path, file: Path, source: str) -> Path:
     return path
 
 
-def _wait(incoming: Mapping[Path, Path], digest: str, wait_s: float) -> int:
-    """Wait until every ledger has it, or it is refused. ``incoming``: the file by the directory of its ledger."""
+def _wait(directory: Path, incoming: Path, digest: str, wait_s: float) -> int:
+    """Wait until the ledger has the file ``incoming``, or it is refused."""
     end = time.monotonic() + wait_s
-    left = dict(incoming)
+    refused = directory / REFUSED / f"{incoming.name}.reason.txt"
     while time.monotonic() < end:
-        for ledger, path in list(left.items()):
-            row = next((each for each in _additions(ledger) if each.digest == digest), None)
-            refused = ledger / REFUSED / f"{path.name}.reason.txt"
-            if row is not None:
-                del left[ledger]
-                if not left:
-                    print(f"addition {row.number}: {row.num_tasks} tasks are in the ledger")
-                    return 0
-            elif not path.exists() and refused.exists():
-                why = refused.read_text(encoding="utf-8").strip()
-                print(indented_lines(f"gspo data: refused: {why}"), file=sys.stderr)
-                return EXIT_REFUSED
+        row = next((each for each in _additions(directory) if each.digest == digest), None)
+        if row is not None:
+            print(f"addition {row.number}: {row.num_tasks} tasks are in the ledger")
+            return 0
+        if not incoming.exists() and refused.exists():
+            why = refused.read_text(encoding="utf-8").strip()
+            print(indented_lines(f"gspo data: refused: {why}"), file=sys.stderr)
+            return EXIT_REFUSED
         time.sleep(LOOK_S)
-    where = "" if len(incoming) == 1 else f" ({', '.join(map(str, left))})"
-    print(f"the broker has not taken it yet{where}: it takes it when it runs")
+    print("the broker has not taken it yet: it takes it when it runs")
     return 0

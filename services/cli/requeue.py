@@ -5,7 +5,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,6 @@ from gspo_services.broker.store import (
     refusing_damage,
 )
 from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings, override_settings, read_run_settings, run_fingerprint
@@ -57,25 +56,10 @@ class QuarantinedBatch:
 
 
 def read_quarantine(directory: Path) -> list[QuarantinedBatch]:
-    """The batches of a run that were quarantined, by index, from all of its ledgers.
+    """The batches of a run that were quarantined, by index.
 
-    Raises: NoLedger; StoreCorrupt when a ledger is damaged; sqlite3.OperationalError when it cannot be read now.
+    Raises: NoLedger; StoreCorrupt when the ledger is damaged; sqlite3.OperationalError when it cannot be read now.
     """
-    found: dict[int, QuarantinedBatch] = {}
-    for each in ledger_directories(directory):
-        for batch in quarantined_in(each):
-            former = found.get(batch.batch)
-            found[batch.batch] = batch if former is None else _together(former, batch)
-    return [found[index] for index in sorted(found)]
-
-
-def _together(one: QuarantinedBatch, other: QuarantinedBatch) -> QuarantinedBatch:
-    """Two brokers' shares of one batch."""
-    return replace(one, waiting=one.waiting + other.waiting, requeued=one.requeued + other.requeued)
-
-
-def quarantined_in(directory: Path) -> list[QuarantinedBatch]:
-    """Those of one ledger. Raises: as ``read_quarantine``."""
     with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
         return [
             QuarantinedBatch(
@@ -133,23 +117,13 @@ def _requeue(settings: Settings, directory: Path, wanted: list[int]) -> str:
     except TurnedAway:
         raise
     except NoAnswer:
-        for each, batches in zip(ledger_directories(directory), _of_each(directory, wanted), strict=True):
-            if batches:
-                requeue_stopped(each, fingerprint=run_fingerprint(settings), batches=batches)
+        requeue_stopped(directory, fingerprint=run_fingerprint(settings), batches=wanted)
     return f"batch {named} is requeued: no broker is running, and the next one of this run uses it"
-
-
-def _of_each(directory: Path, wanted: Sequence[int]) -> list[list[int]]:
-    """Which of the batches wait in each ledger: an interrupted command may have requeued some of a batch's groups."""
-    return [
-        [each.batch for each in quarantined_in(own) if each.waiting and each.batch in wanted]
-        for own in ledger_directories(directory)
-    ]
 
 
 async def _ask(settings: Settings, directory: Path, wanted: list[int]) -> None:
     async with operator(settings) as broker:
-        await broker.requeue(_of_each(directory, wanted), ANSWER_S)
+        await broker.requeue(wanted, ANSWER_S)
         # What was requeued is in the ledger.
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:

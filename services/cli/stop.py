@@ -15,7 +15,7 @@ ANSWER_S: Final = 15.0
 
 
 def stop_command(directory: Path, reason: str, overrides: Sequence[str]) -> int:
-    """Ask the brokers to stop the run. Returns 0 when all agree, 1 when one does not answer.
+    """Ask the broker to stop the run. Returns 0 when it agrees, 1 when it does not answer.
 
     Raises: ConfigurationError when there is no such run.
     """

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gspo_services.broker.store import LEDGER_FILE, lock_holder
-from gspo_services.runs.ledgers import ledger_directory
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings
-from gspo_services.shared.settings.sections import NUMBER_MARK
 
 MOST_TRIED: Final = 2000
 LAST_PORT: Final = 65535
@@ -26,19 +24,18 @@ _LOOPBACK: Final = re.compile(r"tcp://(?P<host>127\.\d+\.\d+\.\d+|localhost|\[::
 
 @dataclass(frozen=True, kw_only=True)
 class PortRange:
-    """Ports that one setting names by the first."""
+    """Ports in a row that one setting names by the first."""
 
     key: str
     host: str
     first: int
-    offsets: tuple[int, ...]
-    """Of all of them from the first one, in order."""
+    count: int
     endpoint: bool
     """The setting is a whole endpoint, and not only a number."""
 
-    def ports(self, first: int) -> tuple[int, ...]:
+    def ports(self, first: int) -> range:
         """All of them, if the first one were ``first``."""
-        return tuple(first + offset for offset in self.offsets)
+        return range(first, first + self.count)
 
     def override(self, first: int) -> str:
         """As --set takes it."""
@@ -49,37 +46,33 @@ class PortRange:
 def port_ranges(settings: Settings) -> Iterator[PortRange]:
     """The fixed ports of this run that may move."""
     broker = settings.broker
-    work, batch = ("broker.work_endpoint", broker.work_endpoints), ("broker.batch_endpoint", broker.batch_endpoints)
-    endpoints = [work, batch]
+    endpoints = {"broker.work_endpoint": broker.work_endpoint, "broker.batch_endpoint": broker.batch_endpoint}
     if not settings.learner.advertised_weights_endpoint:
-        endpoints.append(("learner.weights_endpoint", (settings.learner.weights_endpoint,)))
-    for key, of_each in endpoints:
-        match = _LOOPBACK.fullmatch(of_each[0])
-        if match is not None and NUMBER_MARK not in f"{broker.work_endpoint}{broker.batch_endpoint}":
-            first = int(match["port"])
-            offsets = tuple(_port_of(endpoint) - first for endpoint in of_each)
-            yield PortRange(key=key, host=match["host"].strip("[]"), first=first, offsets=offsets, endpoint=True)
-    host, rollouts = settings.security.metrics_host, settings.rollout.num_servers
-    of_brokers = tuple(broker.metrics_port_of(number) - broker.metrics_port for number in range(broker.num_brokers))
-    for key, first, offsets in (
-        ("broker.metrics_port", broker.metrics_port, of_brokers),
-        ("learner.metrics_port", settings.learner.metrics_port, (0,)),
-        ("rollout.metrics_port", settings.rollout.metrics_port, tuple(range(rollouts))),
+        endpoints["learner.weights_endpoint"] = settings.learner.weights_endpoint
+    for key, endpoint in endpoints.items():
+        match = _LOOPBACK.fullmatch(endpoint)
+        if match is not None:
+            yield PortRange(key=key, host=match["host"].strip("[]"), first=int(match["port"]), count=1, endpoint=True)
+    host = settings.security.metrics_host
+    for key, first, count in (
+        ("broker.metrics_port", broker.metrics_port, 1),
+        ("learner.metrics_port", settings.learner.metrics_port, 1),
+        ("rollout.metrics_port", settings.rollout.metrics_port, settings.rollout.num_servers),
     ):
-        yield PortRange(key=key, host=host, first=first, offsets=offsets, endpoint=False)
+        yield PortRange(key=key, host=host, first=first, count=count, endpoint=False)
 
 
 def fixed_ports(settings: Settings) -> set[int]:
     """Ports that processes of this run have on this host, and that others may have been told: they do not move."""
     movable = {each.key for each in port_ranges(settings)}
     endpoints = {
-        "broker.work_endpoint": settings.broker.work_endpoints,
-        "broker.batch_endpoint": settings.broker.batch_endpoints,
-        "learner.weights_endpoint": (settings.learner.weights_endpoint,),
+        "broker.work_endpoint": settings.broker.work_endpoint,
+        "broker.batch_endpoint": settings.broker.batch_endpoint,
+        "learner.weights_endpoint": settings.learner.weights_endpoint,
     }
     agent = settings.agent.port
     agents = set(range(agent, agent + settings.rollout.num_servers)) if agent else set()
-    return agents | {_port_of(each) for key, of_each in endpoints.items() if key not in movable for each in of_each} - {0}
+    return agents | {_port_of(each) for key, each in endpoints.items() if key not in movable} - {0}
 
 
 def _port_of(endpoint: str) -> int:
@@ -131,8 +124,7 @@ def moved_ports(settings: Settings, claims: PortClaims) -> list[str]:
     and says that the run goes on elsewhere.
     Raises: ConfigurationError when there is none in reach.
     """
-    directories = [ledger_directory(settings.run.directory, number) for number in range(settings.broker.num_brokers)]
-    if any(lock_holder(directory / LEDGER_FILE) is not None for directory in directories):
+    if lock_holder(settings.run.directory / LEDGER_FILE) is not None:
         return []
     free = claims.claim
     ranges = [each for each in port_ranges(settings) if each.first]
@@ -142,7 +134,7 @@ def moved_ports(settings: Settings, claims: PortClaims) -> list[str]:
     overrides, own = [], set[int]()
     for each in ranges:
         ports = each.ports(each.first)
-        # The ports of further brokers may be those that the learner or a rollout has by default.
+        # The ports of many rollouts may be those that another setting has.
         if not (own | fixed).isdisjoint(ports) or not all(free(each.host, port) for port in ports):
             first = _first_free(each, taken, free)
             ports = each.ports(first)
@@ -154,7 +146,7 @@ def moved_ports(settings: Settings, claims: PortClaims) -> list[str]:
 
 
 def _first_free(each: PortRange, taken: set[int], free: Callable[[str, int], bool]) -> int:
-    for first in range(each.first + 1, min(each.first + MOST_TRIED, LAST_PORT - max(each.offsets, default=0) + 1)):
+    for first in range(each.first + 1, min(each.first + MOST_TRIED, LAST_PORT - each.count + 2)):
         wanted = each.ports(first)
         if not taken.intersection(wanted) and all(free(each.host, port) for port in wanted):
             return first

@@ -10,7 +10,6 @@ from gspo.tasks.environments import Split, Task, TaskSource
 from gspo_services.broker.refresh import read_additions
 from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.logs import quiet_logs
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings
@@ -82,17 +81,16 @@ class ExpectedAnswers:
         with quiet_logs():
             source = create(environment.name, environment.options).tasks(split)
             if name == "train" and isinstance(source, MixedTasks):
-                ledger, additions = max(map(_additions, ledger_directories(self._directory)), key=lambda each: len(each[1]))
-                read_additions(ledger, source, additions)
+                read_additions(self._directory, source, _additions(self._directory))
         return source
 
 
-def _additions(ledger: Path) -> tuple[Path, list[AdditionRow]]:
+def _additions(directory: Path) -> list[AdditionRow]:
     try:
-        with reading(ledger) as connection, closing(connection):
-            return ledger, Reader(ledger / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
+        with reading(directory) as connection, closing(connection):
+            return Reader(directory / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
     except NoLedger:
-        return ledger, []
+        return []
 
 
 def expected_of(task: Task, characters: int = CHARACTERS) -> str:

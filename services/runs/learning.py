@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 
 from gspo_services.broker.store import NoLedger, StoreCorrupt
 from gspo_services.runs.expected import CHARACTERS, ExpectedAnswers
-from gspo_services.runs.opening import open_run
-from gspo_services.runs.reading import OpenRun, RecordedTrajectory
+from gspo_services.runs.reading import OpenRun, RecordedTrajectory, open_run
 from gspo_services.shared.learning import LearningOutcome, LearningWatch, Row, Tasks
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings

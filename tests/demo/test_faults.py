@@ -53,25 +53,25 @@ def test_a_killed_engine_ends_its_rollout_which_hands_its_trajectories_back(tmp_
     assert audit(tmp_path).problems == []
 
 
-def test_killed_brokers_come_back_and_the_run_continues(tmp_path: Path) -> None:
-    require_that_brokers_come_back(tmp_path)
+def test_a_killed_broker_comes_back_and_the_run_continues(tmp_path: Path) -> None:
+    require_that_the_broker_comes_back(tmp_path)
 
 
-def test_killed_brokers_with_a_database_and_the_killed_database_come_back_and_the_run_continues(
+def test_a_killed_broker_with_a_database_and_the_killed_database_come_back_and_the_run_continues(
     tmp_path: Path, postgres: SynchronousDatabase, schema: str
 ) -> None:
     database = (f"broker.database={postgres.conninfo}", f"broker.database_schema={schema}")
-    require_that_brokers_come_back(tmp_path, *database, crash=postgres.crash)
+    require_that_the_broker_comes_back(tmp_path, *database, crash=postgres.crash)
 
 
-def require_that_brokers_come_back(tmp_path: Path, *overrides: str, crash: Callable[[], None] = lambda: None) -> None:
-    with multi_turn_run(tmp_path, "run.num_batches=12", "broker.num_brokers=2", *overrides) as run:
+def require_that_the_broker_comes_back(tmp_path: Path, *overrides: str, crash: Callable[[], None] = lambda: None) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=12", *overrides) as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
-        run.kill("gspo_services.broker", "broker.number=0")
+        run.kill("gspo_services.broker")
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 5, 120)
         crash()
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 7, 120)
-        run.kill("gspo_services.broker", "broker.number=1")
+        run.kill("gspo_services.broker")
         assert run.wait_finished(900) == 0, run.tail()
     report = audit(tmp_path)
     assert report.problems == []
@@ -103,13 +103,12 @@ def test_a_killed_learner_resumes_from_its_checkpoint_and_gets_the_same_batches_
 
 
 def test_ctrl_c_stops_everything_and_the_run_resumes_later(tmp_path: Path) -> None:
-    # Brokers may differ by one share then: see State.stopped_without_the_others.
-    with multi_turn_run(tmp_path, "run.num_batches=10", "broker.num_brokers=2") as run:
+    with multi_turn_run(tmp_path, "run.num_batches=10") as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
         run.process.send_signal(signal.SIGINT)
         run.wait_finished(120)
         assert run.leftovers() == []
-    with multi_turn_run(tmp_path, "run.num_batches=10", "broker.num_brokers=2") as again:
+    with multi_turn_run(tmp_path, "run.num_batches=10") as again:
         assert again.wait_finished(900) == 0, again.tail()
     assert again.events("learner", "resumed")
     report = audit(tmp_path)

@@ -18,7 +18,7 @@ from tests.support.pages import blocks
 pytestmark = [pytest.mark.fresh, pytest.mark.timeout(3 * 3600)]
 
 FOLDER = Path(os.environ.get("GSPO_TEST_FRESH_ROOTS", ROOT / "runs" / "fresh"))
-SAMPLE = "tests/unit/gspo tests/unit/protocol tests/integration/run/test_one_broker.py"
+SAMPLE = "tests/unit/gspo tests/unit/protocol tests/integration/run/test_without_standby.py"
 HOUR = 3600.0
 WHOLE = os.environ.get("GSPO_TEST_FRESH") == "whole"
 

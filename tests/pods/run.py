@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.audit.findings import Audit
-from gspo_services.runs.opening import audit_run
 from tests.pods.node import Node, Pod
 
 LOOK_S: Final = 0.5

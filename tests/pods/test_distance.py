@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import pytest
 import zmq.asyncio
 
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.net.security import Security
 from tests.pods.network import command, inside
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from functools import partial
 from io import StringIO
 from logging import DEBUG, INFO, WARNING
 
@@ -34,28 +33,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="number of worker processes")
     parser.add_argument("--no-shrink", action="store_true", help="print a failing run without shortening it first")
     parser.add_argument("--plant", metavar="BUG", choices=bugs, help=f"plant a bug in the services: {', '.join(bugs)}")
-    parser.add_argument("--brokers", type=int, metavar="K", help="K brokers in every run; else as the seed has it")
     parser.add_argument("--debug", action="store_true", help="include the services' debug lines in the history")
     options = parser.parse_args(arguments)
     bug = next((bug for bug in BUGS if bug.name == options.plant), None)
     with nullcontext() if bug is None else planted(bug):
         if options.seed is not None:
-            outcome = simulate(
-                plan_of(options.seed, num_brokers=options.brokers), log_level=DEBUG if options.debug else INFO
-            )
+            outcome = simulate(plan_of(options.seed), log_level=DEBUG if options.debug else INFO)
             tell(outcome)
             return int(outcome.violation is not None)
-        return run_many(options.seeds, jobs=options.jobs, shorten=not options.no_shrink, num_brokers=options.brokers)
+        return run_many(options.seeds, jobs=options.jobs, shorten=not options.no_shrink)
 
 
-def run_many(seeds: range, *, jobs: int, shorten: bool, num_brokers: int | None = None) -> int:
-    """Run seeds in ``jobs`` processes, with ``num_brokers`` brokers if given; returns 1 when one of them failed."""
+def run_many(seeds: range, *, jobs: int, shorten: bool) -> int:
+    """Run seeds in ``jobs`` processes; returns 1 when one of them failed."""
     begin = time.monotonic()
     happened: Counter[str] = Counter()
     failed: list[int] = []
     virtual_s = 0.0
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=500) as pool:
-        for done, (seed, short) in enumerate(pool.imap_unordered(partial(_run, num_brokers), seeds, chunksize=4), start=1):
+        for done, (seed, short) in enumerate(pool.imap_unordered(_run, seeds, chunksize=4), start=1):
             happened += short.happened
             virtual_s += short.virtual_s
             if short.violation is not None:
@@ -64,7 +60,7 @@ def run_many(seeds: range, *, jobs: int, shorten: bool, num_brokers: int | None 
             if done % TELL_EVERY == 0:
                 print(f"{done} of {len(seeds)} seeds, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     if failed:
-        first = simulate(plan_of(min(failed), num_brokers=num_brokers))
+        first = simulate(plan_of(min(failed)))
         tell(shrink(first) if shorten and first.violation is not None else first)
     took_s = time.monotonic() - begin
     print(f"{len(seeds)} seeds, {virtual_s:.0f} virtual seconds in {took_s:.0f} s: {len(failed)} failed {failed or ''}")
@@ -74,8 +70,8 @@ def run_many(seeds: range, *, jobs: int, shorten: bool, num_brokers: int | None 
     return int(bool(failed))
 
 
-def _run(num_brokers: int | None, seed: int) -> tuple[int, Outcome]:
-    outcome = simulate(plan_of(seed, num_brokers=num_brokers), log_level=WARNING)
+def _run(seed: int) -> tuple[int, Outcome]:
+    outcome = simulate(plan_of(seed), log_level=WARNING)
     outcome.history.clear()
     return seed, outcome
 

@@ -64,8 +64,8 @@ class SimEngine:
     # --- generation ---------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
-        if int(request.rid.partition("-")[0]) in self._audit.shared.deadly:
-            self._audit.shared.dies(self._process)
+        if int(request.rid.partition("-")[0]) in self._audit.deadly:
+            self._audit.dies(self._process)
             await asyncio.Event().wait()
         generation = self._audit.generates(request)
         left = request.sampling.max_new_tokens
@@ -175,7 +175,7 @@ class SimEngine:
         assert not self._running.is_set(), "weights are replaced while the engine generates"
         self._unknown = True
         self._true_version = None
-        self._audit.shared.passes("loading")
+        self._audit.passes("loading")
         if self.num_live:
             self._audit.happened["weights replaced under episodes"] += 1
         await asyncio.sleep(self._rng.uniform(0.05, 0.4))

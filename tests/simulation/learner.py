@@ -150,7 +150,7 @@ class SimBrokerClient(BrokerThread):
             note_digest(digest)
             self._audit.serves(policy_version, content)
 
-        self._audit.shared.passes("publishing")
+        self._audit.passes("publishing")
         super().publish(policy_version, weights, trained_batches, vocabulary, note, experts)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
@@ -211,7 +211,7 @@ class SimCopy:
         self._digest = digest
 
     def write(self, directory: Path) -> list[Path]:
-        self._audit.shared.passes("saving")
+        self._audit.passes("saving")
         directory.mkdir()
         (directory / "history.json").write_text(json.dumps(self._history), encoding="utf-8")
         (directory / "noise.json").write_text(json.dumps(self._noise), encoding="utf-8")
@@ -281,7 +281,7 @@ class SimTrainer:
         assert arrived is not None
         assert sum(len(group.sequences_per_episode or ()) for group in groups) == len(arrived.batch.items)
         self._take_time(self._batch_s * self._rng.uniform(0.5, 1.5))
-        poison = self._audit.shared.poison.get(arrived.batch.index)
+        poison = self._audit.poison.get(arrived.batch.index)
         if poison == "dies":
             self.broker.turns.call(self._die())
         if poison == "raises":
@@ -348,7 +348,7 @@ class SimTrainer:
         yield "weights", torch.tensor(weights_after(self.history, self.noise), dtype=torch.float32)
 
     async def _die(self) -> None:
-        asyncio.get_running_loop().call_soon(self._audit.shared.dies, self._process, context=NOBODY)
+        asyncio.get_running_loop().call_soon(self._audit.dies, self._process, context=NOBODY)
         await asyncio.sleep(1000.0)
 
     def _take_time(self, seconds: float) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ HOSTILE = "hostile"
 HOSTILE_S = 20.0
 CROWD = 12
 MAX_HOSTILE_LEASES = 40
-"""More than its quota allows in HOSTILE_S under one broker, even while no other rollout serves: until then it is only slowed
+"""More than its quota allows in HOSTILE_S, even while no other rollout serves: until then it is only slowed
 down where others work well. It is shut out after 17 lies. A lie that ends its group makes those about its siblings, which it
 got meanwhile, no lies any more, and two leases are on their way: 33 were seen, where half of the messages came twice.
 """
@@ -52,32 +51,25 @@ QUOTA = "a liar is limited"
 
 
 class OperatorProcess:
-    """Asks brokers several times, as a request may be lost."""
+    """Asks the broker several times, as a request may be lost."""
 
-    def __init__(
-        self, machinery: Machinery, process: Process, request: RequeueRequest | StopRequest, brokers: Sequence[int]
-    ) -> None:
-        """``brokers``: numbers of those that are asked."""
+    def __init__(self, machinery: Machinery, process: Process, request: RequeueRequest | StopRequest) -> None:
         self._machinery = machinery
         self._process = process
         self._request = request
-        self._brokers = brokers
 
     async def run(self, stop: asyncio.Event) -> None:
         context: Any = SimContext(self._machinery.network, self._process)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for number in self._brokers:
-                    endpoint = self._machinery.settings.broker.batch_endpoint_of(number)
-                    tasks.create_task(self._ask(context, endpoint, stop))
+            await self._ask(context, stop)
         finally:
             context.destroy()
 
-    async def _ask(self, context: Any, endpoint: str, stop: asyncio.Event) -> None:
+    async def _ask(self, context: Any, stop: asyncio.Event) -> None:
         client = PeerClient(
             context,
             BATCH,
-            endpoint,
+            self._machinery.settings.broker.batch_endpoint,
             role="operator",
             peer=self._process.name,
             session=self._process.session,
@@ -96,20 +88,16 @@ class OperatorProcess:
 
 
 class HostileProcess:
-    """For HOSTILE_S it troubles one broker: it takes the learner's session, says Goodbye under a rollout's name, answers
+    """For HOSTILE_S it troubles the broker: it takes the learner's session, says Goodbye under a rollout's name, answers
     leases with lies, and opens as many sessions as it can.
     """
 
     def __init__(self, machinery: Machinery, process: Process) -> None:
         self._machinery = machinery
         self._process = process
-        settings = machinery.settings
-        number = (settings.run.seed + process.life) % settings.broker.num_brokers
-        self._audit = machinery.audit.brokers[number]
-        self._endpoints = {
-            WORK: settings.broker.work_endpoint_of(number),
-            BATCH: settings.broker.batch_endpoint_of(number),
-        }
+        self._audit = machinery.audit
+        broker = machinery.settings.broker
+        self._endpoints = {WORK: broker.work_endpoint, BATCH: broker.batch_endpoint}
         self._leases: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         """What it got from each life of the broker, which forgets quotas."""
 

@@ -6,19 +6,9 @@ from typing import Literal
 STANDBY = "learner-standby"
 
 
-def broker_name(number: int) -> str:
-    """The host of a broker."""
-    return f"broker-{number}" if number else "broker"
-
-
 def kind_of(name: str) -> str:
     """The kind of process that runs on a host of this name."""
     return name.split("-")[0]
-
-
-def broker_number(name: str) -> int:
-    """Which broker runs on a host of this name."""
-    return int(name.partition("-")[2] or 0)
 
 
 Kind = Literal[
@@ -153,8 +143,6 @@ class Plan:
     """Tokens of a batch's parts."""
     archives: bool = False
     """Whether tokens move from the ledger into archive files."""
-    num_brokers: int = 1
-    """Brokers that share the run."""
     events: tuple[Event, ...] = field(default=())
 
     def with_events(self, events: tuple[Event, ...]) -> "Plan":

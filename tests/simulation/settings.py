@@ -32,10 +32,10 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         seed=seed,
         num_batches=plan.num_batches,
         group_size=plan.group_size,
-        groups_per_batch=plan.groups_per_batch // plan.num_brokers,
+        groups_per_batch=plan.groups_per_batch,
         max_lag=plan.max_lag,
         max_attempts=plan.max_attempts,
-        max_filtered=math.ceil(plan.max_filtered * plan.groups_per_batch / plan.num_brokers),
+        max_filtered=math.ceil(plan.max_filtered * plan.groups_per_batch),
         num_tasks=plan.num_tasks,
         rest_after_groups=plan.rest_after_groups,
         rest_batches=REST_BATCHES,
@@ -45,7 +45,6 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         reads_clock=plan.reads_clock,
         replays=plan.agents == "replay",
         compares=plan.compares,
-        num_brokers=plan.num_brokers,
     )
 
 
@@ -73,7 +72,6 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
         broker=Broker(
             work_endpoint="tcp://127.0.0.1:1",
             batch_endpoint="tcp://127.0.0.1:2",
-            num_brokers=plan.num_brokers,
             lease_s=plan.lease_s,
             max_attempts=plan.max_attempts,
             failure_budget=1000,
@@ -89,13 +87,6 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
             weights_endpoint=WEIGHTS_ENDPOINTS["learner"], checkpoint_every_batches=plan.checkpoint_every_batches
         ),
     )
-
-
-def settings_of_broker(settings: Settings, number: int) -> Settings:
-    """What this broker's process reads."""
-    if not number:
-        return settings
-    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"number": number})})
 
 
 def _agent(plan: Plan) -> AgentSection:

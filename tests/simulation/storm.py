@@ -9,7 +9,7 @@ from tests.simulation.disk.strikes import DiskStorm
 from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.operator import HOSTILE, OPERATOR, STOPPER
-from tests.simulation.plan import Event, Plan, Point, broker_number, kind_of
+from tests.simulation.plan import Event, Plan, Point, kind_of
 from tests.simulation.processes.host import Host
 from tests.simulation.processes.machinery import Machinery
 from tests.simulation.processes.rollout import RolloutProcess
@@ -23,10 +23,8 @@ class Storm(DiskStorm):
     ) -> None:
         super().__init__(plan, loop, network, machinery, happened)
         self.failing_rewards = 0.0
-        self.stopped_at: list[int] = []
-        """Brokers that an operator tells to stop the run."""
         self._armed: list[Event] = []
-        machinery.audit.shared.passes = self._passes
+        machinery.audit.passes = self._passes
 
     def begin(self, event: Event) -> None:
         self.note("weather", str(event))
@@ -34,14 +32,11 @@ class Storm(DiskStorm):
         if handler(event):
             target = kind_of(event.target[0]) if event.target and event.kind in ("kill", "terminate", "suspend") else ""
             self.happened[f"{event.kind} {target}".strip()] += 1
-            if any(broker_number(name) for name in event.target if kind_of(name) == "broker"):
-                self.happened[f"{event.kind} of another broker than the first"] += 1
 
     def _on_stop(self, event: Event) -> bool:
-        """An operator tells one broker to stop the run."""
+        """An operator stops the run."""
         if STOPPER in self.hosts:
             return False
-        self.stopped_at = [broker_number(event.target[0])]
         host = self.hosts[STOPPER] = Host(STOPPER)
         self.start(host)
         host.wanted = False
@@ -64,7 +59,7 @@ class Storm(DiskStorm):
     def _on_damage_checkpoint(self, event: Event) -> bool:
         """One bit of the newest checkpoint is flipped, and the learner is killed."""
         newest = find_latest(self.machinery.settings.run.directory / "checkpoints")
-        if newest is None or self.machinery.audit.num_trained == self.plan.num_batches:
+        if newest is None or self.machinery.audit.durable.num_trained == self.plan.num_batches:
             return False
         files = sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size)
         file = files[int(event.amount * len(files))]
@@ -169,14 +164,12 @@ class Storm(DiskStorm):
     def _on_poison(self, event: Event) -> bool:
         """From now on the batch of this index ends whoever handles it."""
         kind: Any = event.target[0]
-        shared, index = self.machinery.audit.shared, int(event.amount)
-        shared.poison[index] = kind
-        shared.unreadable_at[index] = broker_number(event.target[-1]) if len(event.target) > 1 else 0
+        self.machinery.audit.poison[int(event.amount)] = kind
         return True
 
     def _on_deadly(self, event: Event) -> bool:
         """From now on the trajectory with this id ends every rollout that samples it."""
-        self.machinery.audit.shared.deadly.add(int(event.amount))
+        self.machinery.audit.deadly.add(int(event.amount))
         return True
 
     def _on_requeue(self, event: Event) -> bool:

@@ -17,7 +17,7 @@ HELD_OUT = {3}
 
 def plan(seed: int, *events: Event) -> Plan:
     """A run of one broker in this weather alone."""
-    calm = replace(plan_of(seed, may_have_agents=False, num_brokers=1), events=(), max_filtered=0.0)
+    calm = replace(plan_of(seed, may_have_agents=False), events=(), max_filtered=0.0)
     return calm.with_events(events)
 
 

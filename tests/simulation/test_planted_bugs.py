@@ -4,11 +4,8 @@ import pytest
 
 from tests.simulation.audit.agents import ANSWERS, COUNTED, GOES_ON, SAMPLED_ONCE, SEEN, STEP_DURABLE, STEP_ONCE
 from tests.simulation.audit.books import COMPARED, SAME_CONTEXT
-from tests.simulation.audit.learners import BROKER_0_FIRST
+from tests.simulation.audit.lines import LINES
 from tests.simulation.audit.schedules import ALIKE, RECORDED
-from tests.simulation.brokers.lines import LINES
-from tests.simulation.brokers.sharing import FIRST_EVALUATES, KNOWN, ONE_GIVER, OWN_TASKS, OWN_WORK
-from tests.simulation.brokers.whole import WHOLE
 from tests.simulation.bugs import BUGS, Bug, planted
 from tests.simulation.world import simulate
 
@@ -47,14 +44,7 @@ PROMISES = (
     "sampling: what is filtered out is counted",
     "sampling: a prompt has the next task",
     "sampling: a task rests after",
-    ONE_GIVER,
-    OWN_TASKS,
-    OWN_WORK,
-    KNOWN,
-    FIRST_EVALUATES,
-    WHOLE,
     LINES,
-    BROKER_0_FIRST,
 )
 
 

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 
-from tests.simulation.brokers.drawing import num_brokers_of, with_brokers
 from tests.simulation.plan import STANDBY, Event, Kind, Plan, Point
 
 POINTS: dict[Point, tuple[str, ...]] = {
@@ -29,8 +28,8 @@ When the broker refuses it, a person puts the whole files back; an accepted loss
 LOSS_AMOUNT = float(DAMAGES.index(ACCEPTED_LOSS))
 
 
-def plan_of(seed: int, *, may_have_agents: bool = True, num_brokers: int | None = None) -> Plan:
-    """The run of a seed. ``num_brokers``: None: as the seed has it."""
+def plan_of(seed: int, *, may_have_agents: bool = True, may_be_stopped: bool = True) -> Plan:
+    """The run of a seed."""
     rng = random.Random(f"plan {seed}")
     num_rollouts = rng.randint(1, 3)
     plan = Plan(
@@ -86,18 +85,31 @@ def plan_of(seed: int, *, may_have_agents: bool = True, num_brokers: int | None 
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
-    plan = plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
-    if num_brokers is None:
-        num_brokers = num_brokers_of(seed, may_be_several=not any(_is_of_one_ledger(event) for event in plan.events))
-    if num_brokers == 1:
-        return plan
-    plan = plan.with_events(tuple(event for event in plan.events if not _is_of_one_ledger(event)))
-    return with_brokers(plan, num_brokers, rollouts, storm_s)
+    if may_be_stopped:
+        more += _received(random.Random(f"received {seed}"), storm_s)
+    return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
 
 
-def _is_of_one_ledger(event: Event) -> bool:
-    """Whether a person does it to the only ledger of a run: backups, and losses that are accepted."""
-    return event.kind == "restore" or (event.kind == "damage" and event.amount == LOSS_AMOUNT)
+def _received(rng: random.Random, storm_s: float) -> list[Event]:
+    """In a third of the runs broker or learner dies when the one has just heard of the other; some of them are stopped."""
+    if rng.random() < 2 / 3:
+        return []
+    points: list[Point] = ["publication received", "report received", "checkpoint received", "welcomed"]
+    events = [
+        Event(
+            at=rng.uniform(0.0, storm_s),
+            kind="kill_when",
+            target=(rng.choice(["broker", "learner"]),),
+            seconds=rng.uniform(0.2, 4.0),
+            amount=rng.choice([0.0, 0.0, 0.001, 0.005]),
+            point=point,
+        )
+        for point in rng.sample(points, 2)
+    ]
+    if rng.random() < 0.3:
+        # Late, so that most of the weather has a run that goes on.
+        events.append(Event(at=rng.uniform(0.5, 1.2) * storm_s, kind="stop"))
+    return events
 
 
 def _sampling(rng: random.Random, plan: Plan) -> Plan:

@@ -27,7 +27,7 @@ from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.operator import HOSTILE, OPERATOR, STOPPER, HostileProcess, OperatorProcess
-from tests.simulation.plan import STANDBY, Plan, broker_name, broker_number, kind_of
+from tests.simulation.plan import STANDBY, Plan, kind_of
 from tests.simulation.processes.broker import BrokerProcess
 from tests.simulation.processes.host import RESTART_S, Host, Part
 from tests.simulation.processes.learner import LearnerProcess
@@ -35,7 +35,7 @@ from tests.simulation.processes.machinery import Machinery
 from tests.simulation.processes.rollout import RolloutProcess
 from tests.simulation.settings import WEIGHTS_ENDPOINTS, rules_of, settings_of
 from tests.simulation.storm import Storm
-from tests.support.broker.ledger_audit import audit as audit_ledgers
+from tests.support.broker.ledger_audit import audit as audit_ledger
 
 CALM_S = 150.0
 """After the last event the run must be complete within this many virtual seconds. A process that is asked to stop must do so
@@ -86,9 +86,8 @@ class World(Storm):
         settings = settings_of(plan, directory)
         options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards, num_tasks=plan.num_tasks)
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
-        self.audit.shared.now = loop.time
-        self.audit.shared.dies = self._dies
-        self.audit.shared.is_away = self._is_away
+        self.audit.now = loop.time
+        self.audit.dies = self._dies
         network = Network(loop, random.Random(f"network {plan.seed}"), happened)
         machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
         super().__init__(plan, loop, network, machinery, happened)
@@ -156,7 +155,7 @@ class World(Storm):
         return last + self.stood_still_s + CALM_S
 
     def _is_complete(self) -> bool:
-        is_over = self.audit.is_stopped or self.audit.num_trained == self.plan.num_batches
+        is_over = self.audit.is_stopped or self.audit.durable.num_trained == self.plan.num_batches
         return is_over and (self.machinery.settings.run.directory / "export").is_dir()
 
     @property
@@ -164,16 +163,15 @@ class World(Storm):
         return self._closing or self._broken.is_set()
 
     def _final_audit(self) -> None:
-        for disk in self.machinery.disks:
-            if disk.damage is not None:  # No broker has started since, which would have found it.
-                disk.damage.undo()
-        latest = find_latest(self.machinery.settings.run.directory / "checkpoints")
+        if self.machinery.disk.damage is not None:  # No broker has started since, which would have found it.
+            self.machinery.disk.damage.undo()
+        directory = self.machinery.settings.run.directory
+        latest = find_latest(directory / "checkpoints")
         assert latest is not None
         self._require_checkpoint(latest)
-        for broker in self.audit.brokers:
-            lines = self.machinery.settings_of(broker.number).ledger_directory / METRICS_FILE
-            self.audit.lines_are_whole(broker.number, map(json.loads, lines.read_text(encoding="utf-8").splitlines()))
-        accepted, problems = self.audit.num_losses, audit_ledgers(self.machinery.settings.run.directory).problems
+        lines = (directory / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+        self.audit.lines_are_whole(map(json.loads, lines))
+        accepted, problems = self.audit.num_losses, audit_ledger(directory).problems
         named = [problem for problem in problems if problem.startswith("loss ")]
         self.audit.require(len(named) == accepted, "the ledger is whole", lambda: f"{accepted} losses, named are {named}")
         others = [problem for problem in problems if problem not in named]
@@ -186,9 +184,8 @@ class World(Storm):
 
     def _state(self) -> str:
         hosts = {host.name: "up" if host.task else "down" for host in self.hosts.values()}
-        durables = [broker.durable for broker in self.audit.brokers]
-        states = [f"version {each.newest_version}, {len(each.batches)} batches assembled" for each in durables]
-        return f"{'; '.join(states)}, {hosts}"
+        durable = self.audit.durable
+        return f"version {durable.newest_version}, {len(durable.batches)} batches assembled, {hosts}"
 
     # --- processes -------------------------------------------------------------------------------------------------------
 
@@ -222,9 +219,9 @@ class World(Storm):
                 is_deterministic=self.plan.is_deterministic,
             )
         if name == OPERATOR:
-            return OperatorProcess(self.machinery, process, RequeueRequest(batches=[]), range(self.plan.num_brokers))
+            return OperatorProcess(self.machinery, process, RequeueRequest(batches=[]))
         if name == STOPPER:
-            return OperatorProcess(self.machinery, process, StopRequest(reason="simulated"), self.stopped_at)
+            return OperatorProcess(self.machinery, process, StopRequest(reason="simulated"))
         if name == HOSTILE:
             return HostileProcess(self.machinery, process)
         part = RolloutProcess(
@@ -263,10 +260,10 @@ class World(Storm):
                 name for name in self.hosts if name.startswith("learner" if kind == "learner" else host.peer or host.name)
             }
             return len(rivals) > 1
-        damage = self.machinery.disks[broker_number(host.name)].damage if kind == "broker" else None
+        damage = self.machinery.disk.damage if kind == "broker" else None
         if isinstance(error, DiskDamageError) and damage is not None:
             self.happened[f"damage refused: {damage.kind}"] += 1
-            self.mend(damage, broker_number(host.name))
+            self.mend(damage)
             return True
         self.happened[f"{kind} gave up"] += 1
         one_of_two = STANDBY in self.hosts and "another learner uses this run.directory" in str(error)
@@ -289,11 +286,6 @@ class World(Storm):
                 its = "batch" if kind_of(host.name) == "learner" else "trajectory"
                 self.happened[f"{kind_of(host.name)} died of its {its}"] += 1
                 self.kill(host)
-
-    def _is_away(self, number: int) -> bool:
-        """Whether a broker is down or sleeps."""
-        host = self.hosts[broker_name(number)]
-        return host.task is None or host.process is None or host.process.dead or host.process.suspended
 
     def _bury_all(self) -> None:
         for host in self.hosts.values():

@@ -3,11 +3,11 @@
 make test-storm            # or: python -m tests.storm --minutes 60 --quiet 5 --seed 0
 
 One half of the time belongs to a run of an environment whose answers are judged by a reward worker, in the sandbox and by a
-reward model, the other to a run of agents (--part names one alone). Each has two brokers and works undisturbed for --quiet
-minutes, which gives its pace. Then the storm: processes of every kind are killed and suspended, the disk of one broker
-fills, one broker is cut off, bits of checkpoints flip, a peer with keys of its own attacks the sockets, and some agents
+reward model, the other to a run of agents (--part names one alone). Each works undisturbed for --quiet
+minutes, which gives its pace. Then the storm: processes of every kind are killed and suspended, the disk of the run
+fills, the broker is cut off, bits of checkpoints flip, a peer with keys of its own attacks the sockets, and some agents
 attack the endpoint and their worker. At the end the run is stopped as a user stops it. These must hold: the held-out reward
-rose, the audit of all ledgers is clean, nothing was dropped as stale, only attackers lost groups, the pace was at least 0.7
+rose, the audit of the ledger is clean, nothing was dropped as stale, only attackers lost groups, the pace was at least 0.7
 of the quiet one, memory and files did not grow, everything of the weather happened, nothing is left behind. The exit status
 is 1 when one does not. It needs root: for file systems and a network of its own.
 """
@@ -19,7 +19,6 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -29,7 +28,7 @@ import psutil
 from benchmarks.random_kills.memory import Watch, growth_table, plot
 from tests.storm import network
 from tests.storm.measure import Files, files_of
-from tests.storm.parts import NUM_BROKERS, Part, broker_ports, parts
+from tests.storm.parts import BATCH_PORT, WORK_PORT, Part, parts
 from tests.storm.run import StormRun
 from tests.storm.verdict import Times, verdict
 from tests.storm.weather import BREAK_S, Weather
@@ -54,7 +53,6 @@ class Storm:
         self.attacks = ""
         self._begin = time.monotonic()
         self._sampled = 0.0
-        self._growing = (*GROWING, *(f"broker-{number}/{name}" for number in range(1, NUM_BROKERS) for name in GROWING))
 
     def look(self) -> None:
         """Sample memory and files now and then."""
@@ -62,7 +60,7 @@ class Storm:
         if now - self._sampled >= SAMPLE_S:
             self._sampled = now
             self.watch.sample(now)
-            self.files.append(files_of(self.run.directory, self._growing))
+            self.files.append(files_of(self.run.directory, GROWING))
 
     def blow(self, quiet_s: float, storm_s: float) -> Times:
         """The quiet part, then the storm, then a minute to recover in."""
@@ -107,23 +105,20 @@ def main() -> None:
     for name in chosen:
         place = Path(tempfile.mkdtemp(prefix="gspo-storm-", dir=SHARED))
         try:
-            with ExitStack() as stack:
-                disks = [stack.enter_context(small_disk(place / "run", DISK_BYTES))]
-                for number in range(1, NUM_BROKERS):
-                    disks.append(stack.enter_context(small_disk(place / f"run/broker-{number}", DISK_BYTES)))
-                failed += storm(arguments, parts(place)[name], place, disks, arguments.minutes / len(chosen))
+            with small_disk(place / "run", DISK_BYTES) as disk:
+                failed += storm(arguments, parts(place)[name], place, disk, arguments.minutes / len(chosen))
         finally:
             shutil.rmtree(place, ignore_errors=True)
     sys.exit(1 if failed else 0)
 
 
-def storm(arguments: argparse.Namespace, part: Part, place: Path, disks: list[SmallDisk], minutes: float) -> list[str]:
+def storm(arguments: argparse.Namespace, part: Part, place: Path, disk: SmallDisk, minutes: float) -> list[str]:
     """One part; returns what did not hold."""
     to = arguments.directory / part.name
     to.mkdir(parents=True)
     run = StormRun(part, place, arguments.seed, *arguments.overrides)
     weather = Weather(
-        psutil.Process(), run.directory, disks, [broker_ports(number) for number in range(NUM_BROKERS)], part.roles,
+        psutil.Process(), run.directory, disk, (WORK_PORT, BATCH_PORT), part.roles,
         random.Random(arguments.seed), lambda seconds: run.wait(seconds, watched.look), arguments.break_s,
     )  # fmt: skip
     watched = Storm(run, weather)

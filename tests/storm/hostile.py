@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -279,18 +279,17 @@ ATTACKS: Final[tuple[Attack, ...]] = (
 def main() -> None:
     """Attack until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", help="of each broker, separated by commas")
-    parser.add_argument("batch", help="likewise")
+    parser.add_argument("work")
+    parser.add_argument("batch")
     parser.add_argument("weights")
     parser.add_argument("keys", type=Path)
     parser.add_argument("seed", type=int)
     arguments = parser.parse_args()
     os.nice(NICE)
     section = SecuritySection(keys=str(arguments.keys))
-    brokers = list(zip(arguments.work.split(","), arguments.batch.split(","), strict=True))
     target = Target(
-        work=brokers[0][0],
-        batch=brokers[0][1],
+        work=arguments.work,
+        batch=arguments.batch,
         weights=arguments.weights,
         rollout=Security.load(section, "rollout", ROLLOUT),
         operator=Security.load(section, "operator", OPERATOR),
@@ -300,7 +299,6 @@ def main() -> None:
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
     while not poller.poll(int(PAUSE_S * 1000)):
         attack = target.rng.choice(ATTACKS)
-        target = replace(target, **dict(zip(("work", "batch"), target.rng.choice(brokers), strict=True)))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             attack(target, context, time.monotonic() + BURST_S)

@@ -9,7 +9,6 @@ from tests.storm.attacker import is_hostile
 from tests.support.processes.run_process import REPOSITORY
 
 CONFIG: Final = REPOSITORY / "examples/arithmetic.toml"
-NUM_BROKERS: Final = 2
 WORK_PORT: Final = 7001
 BATCH_PORT: Final = 7002
 WEIGHTS_PORT: Final = 7003
@@ -35,11 +34,6 @@ class Part:
     """Whether a task's episodes are an attacker's, who may lose them."""
 
 
-def broker_ports(number: int) -> tuple[int, int]:
-    """Where a broker listens for rollouts, and for the learner."""
-    return WORK_PORT + 100 * number, BATCH_PORT + 100 * number
-
-
 def notes(place: Path) -> Path:
     """Where attackers say what they did."""
     return place / "attacks"
@@ -53,7 +47,6 @@ def blows(place: Path) -> Path:
 def parts(place: Path) -> dict[str, Part]:
     """By name. ``place`` has the files of a part's run."""
     common = (
-        f"broker.num_brokers={NUM_BROKERS}",
         f"broker.work_endpoint=tcp://127.0.0.1:{WORK_PORT}",
         f"broker.batch_endpoint=tcp://127.0.0.1:{BATCH_PORT}",
         f"learner.weights_endpoint=tcp://127.0.0.1:{WEIGHTS_PORT}",

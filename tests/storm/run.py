@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from gspo_services.runs.ledgers import broker_name
 from gspo_services.shared.net import KEY_ROLES
 from tests.storm.hostile import NAMES
-from tests.storm.parts import CONFIG, NUM_BROKERS, WEIGHTS_PORT, Part, blows, broker_ports
+from tests.storm.parts import BATCH_PORT, CONFIG, WEIGHTS_PORT, WORK_PORT, Part, blows
 from tests.support.processes.run_process import REPOSITORY
 
 GSPO: Final = (sys.executable, "-m", "gspo_services.cli.main")
@@ -110,12 +109,10 @@ class StormRun:
     def attack(self) -> None:
         """Start the hostile peer, and tell the attackers among the agents."""
         blows(self.place).touch()
-        work, batch = (
-            ",".join(f"tcp://127.0.0.1:{broker_ports(number)[each]}" for number in range(NUM_BROKERS)) for each in (0, 1)
-        )
+        endpoints = [f"tcp://127.0.0.1:{port}" for port in (WORK_PORT, BATCH_PORT, WEIGHTS_PORT)]
         self._hostile = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.storm.hostile", work, batch, f"tcp://127.0.0.1:{WEIGHTS_PORT}"),
+                *(sys.executable, "-m", "tests.storm.hostile", *endpoints),
                 *(str(self._keys), str(self._seed)),
             ],
             stdin=subprocess.PIPE,
@@ -164,16 +161,16 @@ class StormRun:
             assert time.monotonic() < deadline, f"fewer than {number} batches within {timeout_s} s:\n{self.tail()}"
             self.wait(LOOK_S, look)
 
-    def rows(self, event: str, broker: int = 0) -> list[dict[str, Any]]:
-        """Rows of one kind in a broker's metrics.jsonl; an incomplete last line is left out."""
-        path = self.directory / (broker_name(broker) if broker else "") / "metrics.jsonl"
+    def rows(self, event: str) -> list[dict[str, Any]]:
+        """Rows of one kind in metrics.jsonl; an incomplete last line is left out."""
+        path = self.directory / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return [row for row in map(json.loads, lines) if row["event"] == event]
 
-    def logged(self, broker: int, *events: str) -> list[dict[str, Any]]:
-        """A broker's log lines of these events, in order."""
+    def logged(self, *events: str) -> list[dict[str, Any]]:
+        """The broker's log lines of these events, in order."""
         found = []
-        logs = (self.directory / "logs").glob(f"{broker_name(broker)}.log*")
+        logs = (self.directory / "logs").glob("broker.log*")
         for path in sorted(logs, key=lambda path: path.stat().st_mtime):
             for line in path.read_text(errors="replace").split("\n"):
                 if line.startswith("{") and line.endswith("}") and any(f'"{event}"' in line for event in events):

@@ -8,11 +8,11 @@ from typing import Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.storm.attacker import BREACH, DAEMON
 from tests.storm.losses import honest, losses
 from tests.storm.measure import Files, largest_median, memory_by_role, trajectories_per_s
-from tests.storm.parts import KEEP_CHECKPOINTS, NUM_BROKERS, Part, notes
+from tests.storm.parts import KEEP_CHECKPOINTS, Part, notes
 from tests.storm.run import StormRun, counted
 from tests.storm.weather import Weather, never_hit
 
@@ -42,14 +42,9 @@ def verdict(
     storm = trajectories_per_s(batches, times.storm_from, times.storm_to)
     audit = audit_run(run.directory)
     rewards = [row["eval/reward"] for row in run.rows("eval") if row["eval/reward"] is not None]
-    dropped = [row for broker in range(NUM_BROKERS) for row in run.rows("dropped", broker)]
+    dropped = run.rows("dropped")
     reasons = Counter(row["reason"] for row in dropped)
-    lost = [
-        loss
-        for broker in range(NUM_BROKERS)
-        for loss in losses(run.rows("dropped", broker), run.logged(broker, "attempt_failed", "group_dropped"))
-    ]
-    unjust = honest(lost, part.is_hostile)
+    unjust = honest(losses(dropped, run.logged("attempt_failed", "group_dropped")), part.is_hostile)
     memory = memory_by_role(list(watch.lives.values()), times.watched_from_s, times.watched_to_s)
     before, after = largest_median(files)
     acts, breaches = _acts(run)

@@ -1,6 +1,6 @@
 """What happens to a run's processes, disks and connections: kills, suspensions, full disks, flipped bits, partitions.
 
-A deck of cards has each of them for each kind of process, each disk and each broker. It is shuffled and dealt, again and
+A deck of cards has each of them, those of processes for each kind. It is shuffled and dealt, again and
 again: so nothing is left out by chance, and one seed is one plan.
 """
 
@@ -33,7 +33,7 @@ FIND_S: Final = 5.0
 
 @dataclass(frozen=True)
 class Card:
-    """What happens, and to whom: a kind of process, the number of a disk, or that of a broker."""
+    """What happens, and to which kind of process."""
 
     kind: str
     target: str = ""
@@ -54,12 +54,12 @@ class Event:
         return f"{self.time_s:6.0f} s  {self.card}: {self.detail}"
 
 
-def deck(roles: Sequence[str], num_brokers: int) -> list[Card]:
-    """All that has to happen to a run with these kinds of processes and so many brokers, each with a disk."""
-    brokers = [str(number) for number in range(num_brokers)]
+def deck(roles: Sequence[str]) -> list[Card]:
+    """All that has to happen to a run with these kinds of processes."""
     return [
         *(Card(kind, role) for kind in ("suspend", "kill") for role in roles),
-        *(Card(kind, number) for kind in ("fill the disk of", "cut off") for number in brokers),
+        Card("fill the disk"),
+        Card("cut the broker off"),
         Card("terminate"),
         Card("flip a bit"),
         Card("flip a bit"),
@@ -75,14 +75,14 @@ def never_hit(cards: Iterable[Card], events: Iterable[Event]) -> list[str]:
 
 @dataclass
 class Weather:
-    """Does one thing after another to the processes below ``root``, to ``disks`` and to brokers' ports."""
+    """Does one thing after another to the processes below ``root``, to ``disk`` and to the broker's ports."""
 
     root: psutil.Process
     directory: Path
-    disks: Sequence[SmallDisk]
-    """Of each broker; the first one is the whole run's."""
-    ports: Sequence[tuple[int, int]]
-    """Of each broker: where rollouts and where the learner connect."""
+    disk: SmallDisk
+    """The run's."""
+    ports: tuple[int, int]
+    """Where rollouts and where the learner connect to the broker."""
     roles: Sequence[str]
     rng: random.Random
     wait: Callable[[float], None]
@@ -92,7 +92,7 @@ class Weather:
 
     @property
     def deck(self) -> list[Card]:
-        return deck(self.roles, len(self.ports))
+        return deck(self.roles)
 
     def blow(self, seconds: float) -> Iterator[Event]:
         """Yield each event once it is over."""
@@ -122,10 +122,10 @@ class Weather:
                 return self._signal(signal.SIGKILL, card.target)
             case "terminate":
                 return self._signal(signal.SIGTERM, self.rng.choice(self.roles))
-            case "fill the disk of":
-                return self._fill(self.disks[int(card.target)])
-            case "cut off":
-                return self._cut_off(self.ports[int(card.target)])
+            case "fill the disk":
+                return self._fill()
+            case "cut the broker off":
+                return self._cut_off()
             case "flip a bit":
                 return self._flip(self._checkpoints()[:-1])
             case _:
@@ -169,17 +169,17 @@ class Weather:
             return ""
         return f"{number.name} to the {wanted}"
 
-    def _fill(self, disk: SmallDisk) -> str:
+    def _fill(self) -> str:
         seconds, left = self.rng.uniform(*FULL_S), self.rng.choice(LEFT_BYTES)
-        disk.fill(left)
+        self.disk.fill(left)
         try:
             self.wait(seconds)
         finally:
-            disk.empty()
+            self.disk.empty()
         return f"{left} bytes left for {seconds:.1f} s"
 
-    def _cut_off(self, ports: tuple[int, int]) -> str:
-        work, batch = ports
+    def _cut_off(self) -> str:
+        work, batch = self.ports
         seconds = self.rng.uniform(*APART_S)
         which = self.rng.choice([(work,), (batch,), (work, batch)])
         way: network.Way = self.rng.choice(("drop", "reset"))

@@ -27,20 +27,19 @@ def problem(number: int) -> str:
     return str(TASKS.task(number)["problem"])
 
 
-def test_a_deck_hits_each_kind_of_process_each_disk_and_each_broker() -> None:
-    cards = deck(ROLES, 3)
+def test_a_deck_hits_each_kind_of_process_the_disk_and_the_connections() -> None:
+    cards = deck(ROLES)
     for role in ROLES:
         assert {Card("kill", role), Card("suspend", role)} <= set(cards)
-    for number in ("0", "1", "2"):
-        assert {Card("fill the disk of", number), Card("cut off", number)} <= set(cards)
+    assert {Card("fill the disk"), Card("cut the broker off")} <= set(cards)
 
 
 def test_what_never_happened_is_named() -> None:
-    cards = deck(ROLES, 2)
+    cards = deck(ROLES)
     events = [Event(1.0, card, "done") for card in random.Random(0).sample(cards, len(cards))]
     assert never_hit(cards, events) == []
-    left = [event for event in events if event.card not in (Card("kill", "agent"), Card("cut off", "1"))]
-    assert never_hit(cards, left) == ["cut off 1", "kill agent"]
+    left = [event for event in events if event.card not in (Card("kill", "agent"), Card("cut the broker off"))]
+    assert never_hit(cards, left) == ["cut the broker off", "kill agent"]
 
 
 def test_of_the_checkpoints_one_counts_as_the_best_is_kept_beside_the_newest_sooner_or_later(tmp_path: Path) -> None:
@@ -51,7 +50,7 @@ def test_of_the_checkpoints_one_counts_as_the_best_is_kept_beside_the_newest_soo
         return files_of(tmp_path, ("ledger", "checkpoints/damaged"))
 
     ones = [f"checkpoints/version-{number}/{name}" for number in range(5) for name in ("model/a", "optimizer", "state")]
-    before = write("run.json", "ledger.sqlite", "checkpoints/newest", "broker-1/x", *ones[:-3])
+    before = write("run.json", "ledger.sqlite", "checkpoints/newest", "archive/x", *ones[:-3])
     assert before == Files(6, 60, 4)
     after = write(*ones, "checkpoints/damaged/version-1/a")
     assert after == Files(6, 60, 5)

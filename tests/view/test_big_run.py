@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Page, expect
 
-from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import open_run
 from tests.support.view.shown_runs import shown
 
 pytestmark = pytest.mark.view

@@ -24,9 +24,9 @@ from gspo_services.broker.ledger.fencing import Owner
 from gspo_services.broker.ledger.fleet import STATES
 from gspo_services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
 from gspo_services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
-from gspo_services.broker.ledger.lengths import DIFFICULTIES, batch_report, sampling_line
+from gspo_services.broker.ledger.lengths import DIFFICULTIES, sampling_line
 from gspo_services.broker.ledger.quarantine import Quarantine, requeued_line
-from gspo_services.broker.ledger.sampling import AddedTasks, SamplingRules, Share, SourceShare, trajectory_seed
+from gspo_services.broker.ledger.sampling import AddedTasks, SamplingRules, SourceShare, trajectory_seed
 from gspo_services.broker.ledger.status import groups_by_state
 
 __all__ = [
@@ -57,11 +57,9 @@ __all__ = [
     "Schedules",
     "SessionKey",
     "SetTerms",
-    "Share",
     "SourceShare",
     "TokenFacts",
     "WriteMetrics",
-    "batch_report",
     "batch_stats",
     "check_finish",
     "extended_row",

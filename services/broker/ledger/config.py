@@ -33,7 +33,6 @@ class LedgerConfig:
     num_batches: int
     group_size: int
     groups_per_batch: int
-    """This broker's share, if there are several."""
     max_lag: int
     schedules: Schedules
     adapter_of: Callable[[str, int], str] = lambda source, task_index: ""
@@ -62,9 +61,5 @@ class LedgerConfig:
     """The sources of the training tasks; none: one, of ``num_train_tasks``."""
     ladders: tuple[Ladder, ...] = ()
     """The ladders of the training tasks, which then have no end."""
-    broker: int = 0
-    """The number of this broker..."""
-    num_brokers: int = 1
-    """...and how many share the run."""
     data_digest: str = ""
     """Digest of the training tasks' identities; empty without identities."""

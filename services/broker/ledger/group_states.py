@@ -15,7 +15,6 @@ from gspo_services.broker.ledger.admission import Outstanding
 from gspo_services.broker.ledger.extensions import Extensions, Taken
 from gspo_services.broker.ledger.intake import Growth, grown_row
 from gspo_services.broker.ledger.losses import is_suspect, is_unused, lost
-from gspo_services.broker.ledger.sampling import WHOLE, Share
 from gspo_services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
 
 _GrantOrder = tuple[bool, bool, int, int]
@@ -29,9 +28,7 @@ class Groups:
     Counts that every message needs are kept up to date: a fleet of a thousand rollouts has ten thousand groups.
     """
 
-    def __init__(self, contents: LedgerContents, share: Share = WHOLE) -> None:
-        """``share``: of the run's ids, where several brokers share the run."""
-        self._share = share
+    def __init__(self, contents: LedgerContents) -> None:
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
         self._extensions = Extensions()
@@ -53,8 +50,8 @@ class Groups:
         self._complete = {row.group_id for row in self.of_split("train") if row.status == "complete"}
         self._num_by_oldest: Counter[int] = Counter()
         """Training groups by their oldest version."""
-        self._next_group_id = share.first_from(contents.next_group_id)
-        self._next_trajectory_id = share.first_from(contents.next_trajectory_id)
+        self._next_group_id = contents.next_group_id
+        self._next_trajectory_id = contents.next_trajectory_id
         for row in contents.trajectories:
             self._members[row.group_id] = (*self._members.get(row.group_id, ()), row.trajectory_id)
             self._index(row, None)
@@ -180,13 +177,11 @@ class Groups:
             sampling=sampling,
             replaces=replaces,
         )
-        step = self._share.num_brokers
-        self._next_group_id += step
+        self._next_group_id += 1
         rows = [
-            TrajectoryRow(trajectory_id=self._next_trajectory_id + step * index, group_id=group.group_id)
-            for index in range(size)
+            TrajectoryRow(trajectory_id=self._next_trajectory_id + index, group_id=group.group_id) for index in range(size)
         ]
-        self._next_trajectory_id += step * size
+        self._next_trajectory_id += size
         self._groups[group.group_id] = group
         self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
         for row in rows:

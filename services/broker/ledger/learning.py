@@ -10,9 +10,7 @@ from gspo_services.shared.learning import is_silent, silence
 
 
 def count_signal(state: State, line: Mapping[str, Any]) -> list[Action]:
-    """Count a batch that was trained for the first time, by its line of metrics.jsonl. The line has the totals of all
-    brokers, which therefore decide alike.
-    """
+    """Count a batch that was trained for the first time, by its line of metrics.jsonl."""
     if not is_silent(line):
         return state.change_run(batches_without_signal=0, had_signal=True)
     number, most = state.run.batches_without_signal + 1, state.config.stop_without_signal_batches
@@ -34,4 +32,4 @@ def data_measures(state: State) -> dict[str, float]:
     number = state.schedule.num_tasks
     if number is None:
         return {}
-    return {"num_tasks": number, "data_passes": state.next_draw * state.share.num_brokers / number}
+    return {"num_tasks": number, "data_passes": state.next_draw / number}

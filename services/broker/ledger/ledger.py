@@ -123,8 +123,8 @@ class Ledger:
             reason = (
                 f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
                 f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, "
-                "reward.group, reward.model with what it reads, counts and computes in, [agent], [batch] and "
-                "broker.num_brokers must be the same everywhere; or is this another run's broker on this port?"
+                "reward.group, reward.model with what it reads, counts and computes in, [agent] and [batch] must be the "
+                "same everywhere; or is this another run's broker on this port?"
             )
             return [refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None
@@ -171,8 +171,6 @@ class Ledger:
             weights_endpoint=newest.endpoint if newest is not None else "",
             next_batch=self.state.batches.checkpointed,
             fingerprint=self.state.config.fingerprint,
-            broker=self.state.config.broker,
-            num_brokers=self.state.config.num_brokers,
         )
         return [*actions, Reply(to=sender, message=welcome), *self._advance(now)]
 
@@ -250,7 +248,7 @@ class Ledger:
         """Note that the broker ends in order. A stop is over if it was carried out and the learner has left;
         otherwise the next broker continues it.
         """
-        if self.peers.of_role("learner") or not (self.state.finished or self.state.stopped_without_the_others):
+        if self.peers.of_role("learner") or not self.state.finished:
             return []
         return self.state.stop_is_over()
 

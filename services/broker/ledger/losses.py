@@ -8,8 +8,7 @@ so at the same token again and again, and any other one gets on.
 After MOST - 1 lives a trajectory is a suspect: a rollout that has nothing else gets it, and gets nothing else until it has
 brought a token. Only the end of such a rollout ends the trajectory: no other one can be the reason. Where all rollouts have
 work, the window closes, so that one will have none. The end does not count while all MOST lives have one name and another
-rollout serves: then the fault may be that rollout's, and others get the trajectory, too. Several brokers judge each for
-itself: a rollout that is alone with a suspect may have work of another one.
+rollout serves: then the fault may be that rollout's, and others get the trajectory, too.
 
 A rollout that lives counts once, however many leases it loses, and not at all while it is heard. What is handed back is not
 lost. If a lease of an innocent trajectory is lost before a new token with a probability of p, it is given up with one of

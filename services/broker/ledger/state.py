@@ -21,7 +21,6 @@ from gspo_services.broker.ledger.sampling import (
     AddedTasks,
     Curriculum,
     Rests,
-    Share,
     SourceShare,
     TaskSchedule,
     has_advantage,
@@ -36,8 +35,7 @@ class State:
         self.config = config
         self.admission = Admission(max_lag=config.max_lag, groups_per_batch=config.groups_per_batch)
         self.trajectory_limits = trajectory_limits(config.groups_per_batch * config.group_size)
-        self.share = Share(broker=config.broker, num_brokers=config.num_brokers)
-        self.groups = Groups(contents, self.share)
+        self.groups = Groups(contents)
         self.batches = Batches(contents)
         self.evaluations = Evaluations(
             contents,
@@ -48,12 +46,12 @@ class State:
         self.failures = Failures(contents)
         self.quarantine = Quarantine(contents)
         one = () if config.num_train_tasks is None else (SourceShare(name="", weight=1.0, num_tasks=config.num_train_tasks),)
-        self.schedule = TaskSchedule(config.seed, config.sources or one, contents.additions, self.share)
+        self.schedule = TaskSchedule(config.seed, config.sources or one, contents.additions)
         self.rests = Rests(
             contents.tasks, after_groups=config.sampling.rest_after_groups, num_batches=config.sampling.rest_batches
         )
-        self.curriculum = Curriculum(config.seed, config.ladders, contents.levels, self.share)
-        self.next_prompt = self.share.first_from(contents.next_prompt)
+        self.curriculum = Curriculum(config.seed, config.ladders, contents.levels)
+        self.next_prompt = contents.next_prompt
         self.num_batched_groups = contents.num_batched_groups
         self.num_dropped: dict[str, int] = dict(contents.num_dropped)
         self.num_filtered_groups = contents.num_filtered_groups
@@ -92,14 +90,6 @@ class State:
         """Nothing is left to do: every assembled batch is trained, and no more will be assembled."""
         return bool(self.end_reason) and self.batches.num_trained >= self.batches.num_assembled
 
-    @property
-    def stopped_without_the_others(self) -> bool:
-        """Whether a stop leaves this broker a share of a batch before which another broker stopped: it is not trained until
-        the run continues.
-        """
-        ahead = self.batches.num_assembled - self.batches.num_trained
-        return bool(self.stop_reason) and self.config.num_brokers > 1 and ahead <= 1
-
     def next_sampling(self, task_index: int) -> GroupSampling:
         """The sampling of a group that begins now with this task, for the batch after all groups under way."""
         sampling = self.config.schedules.sampling_at(
@@ -131,7 +121,7 @@ class State:
                 return group.group_id, [Save(row=former), Save(row=group), *saves(self.groups.members(group.group_id))]
         task_index, passed_over = self._next_task()
         prompt = self.next_prompt
-        self.next_prompt += self.share.num_brokers
+        self.next_prompt += 1
         size = self.config.group_size
         group = self.groups.start("train", prompt, task_index, size, None, sampling=self.next_sampling(task_index))
         return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id)), *passed_over]
@@ -139,7 +129,7 @@ class State:
     @property
     def next_draw(self) -> int:
         """The draw of the task schedule that comes next: each was taken by a prompt, or passed over."""
-        return self.next_prompt // self.share.num_brokers + self.run.num_passed_over
+        return self.next_prompt + self.run.num_passed_over
 
     def _next_task(self) -> tuple[int, list[Action]]:
         """The next task that does not rest; if very many in a row do, the one of them that is back first."""

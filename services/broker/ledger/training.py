@@ -124,9 +124,6 @@ class Training:
             return [*saves(rows), WriteMetrics(line=line), Note(event="batch_skipped", fields={"batch": trained.index})]
         batch = state.batches.batch(trained.index)
         report = {} if batch is None else batch_report(batch)
-        if state.config.num_brokers > 1:
-            # The learner reports the totals of all shares.
-            report |= {name: trained.metrics.get(name, value) for name, value in report.items()}
         self.tokens_per_s = None
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
             num_tokens = report["num_tokens"] or batch.stats.num_tokens

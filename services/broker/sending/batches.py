@@ -14,7 +14,6 @@ from gspo_protocol.limits import MAX_EXPERT_BYTES, MAX_FRAME_BYTES
 from gspo_protocol.messages import Batch, BatchItem, BatchPart
 from gspo_protocol.messages.experts import joined_experts, sampled_between
 from gspo_protocol.messages.pieces import ACTION, KINDS
-from gspo_services.broker.ledger import batch_report
 from gspo_services.broker.rows import BatchRow, TrajectoryRow
 from gspo_services.broker.store import ChunkHeader, Reader, StoreCorrupt, StoredChunk, checked_chunks
 
@@ -99,7 +98,6 @@ class StoredBatch:
             part_tokens=self._part_tokens,
             items=items,
             values=self._row.values,
-            report=batch_report(self._row),
         )
         rewards = [reward for trajectory in self._trajectories for reward in trajectory.turn_rewards]
         arrays = {

@@ -110,11 +110,12 @@ async def lead(
     """
     assert settings.broker.database is not None
     conninfo = settings.broker.database.get_secret_value()
-    schema = f"{settings.broker.database_schema}_{settings.broker.number}"
+    # The name that every run's log has had: it must be found again.
+    schema = f"{settings.broker.database_schema}_0"
     allow = settings.broker.allow_asynchronous_database
     databases = [Database(conninfo, schema, allow_asynchronous=allow) for _ in range(2)]
     metrics, takeover_s = LeadershipMetrics(registry), settings.broker.takeover_s
-    standby = Standby(databases[0], settings.ledger_directory, fingerprint, takeover_s, metrics, health, clock)
+    standby = Standby(databases[0], settings.run.directory, fingerprint, takeover_s, metrics, health, clock)
     try:
         copy = await standby.run(stop)
         if copy is None:

@@ -38,6 +38,7 @@ from gspo_services.broker.store.commits import Commit, commit_in_past, newest_co
 from gspo_services.broker.store.payload import CHUNK_COLUMNS, Payload, StoredChunk, caught_up, chunk_of_row, join
 from gspo_services.broker.store.schema import DROPPED, LAST_BATCH, RUN_KEY, SCHEMA_VERSION, TABLES, TASK_PASSES, row_checksum
 from gspo_services.shared.runtime.errors import DiskDamageError
+from gspo_services.shared.settings import several_brokers_in
 
 LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"
@@ -108,6 +109,8 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
     A ledger with an unmerged log (of a broker that was killed) in a directory that cannot be written is copied first.
     Raises: NoLedger. Queries raise sqlite3.DatabaseError when the file is damaged.
     """
+    if reason := several_brokers_in(directory):
+        raise OtherSchema(reason)
     path = directory / LEDGER_FILE
     if not path.is_file():
         raise NoLedger(f"{directory} is no run directory: it has no {LEDGER_FILE}; give the run.directory of a run")

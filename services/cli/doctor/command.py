@@ -10,7 +10,6 @@ from rich.table import Table
 
 from gspo_services.cli.doctor.diagnosis import diagnose, unseen
 from gspo_services.cli.doctor.observe import Observation, observe, process_names
-from gspo_services.runs.ledgers import broker_name
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.plain_text import one_line
@@ -78,16 +77,15 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
     metrics = {} if page is None else page.metrics
     event = "-" if log is None else f"{log.event}, {ago(log.age_s)}"
     state, waits = _state(seen, name, rollout)
-    if name in _brokers(seen):
-        own = _own_status(seen, name)
-        if status is None or own is None:
+    if name == "broker":
+        if status is None:
             version = "-" if seen.ledger is None else str(seen.ledger.version)
             return state, waits, event, version, "-", "-"
-        groups = own["groups"]
+        groups = status["groups"]
         queued = _number(metrics, "gspo_broker_queue_messages")
         work = f"{groups['open']} groups open, {groups['complete']} ready; {queued} messages queued"
         lag = "-" if status["lag_mean"] is None else f"{status['lag_mean']:.2f} mean, {status['lag_max']} largest"
-        return state, waits, event, str(own["policy_version"]), lag, work
+        return state, waits, event, str(status["policy_version"]), lag, work
     if name == "learner":
         work = f"next batch {_number(metrics, 'gspo_learner_next_batch')}" if metrics else "-"
         return state, waits, event, _number(metrics, "gspo_learner_policy_version"), "-", work
@@ -100,24 +98,10 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
     return state, waits, event, version, lag, work or "-"
 
 
-def _brokers(seen: Observation) -> list[str]:
-    return [broker_name(number) for number in range(seen.settings.broker.num_brokers)]
-
-
-def _own_status(seen: Observation, name: str) -> dict[str, Any] | None:
-    """Return the status that the broker of this name sent; None if it does not answer or the process is not a broker."""
-    if seen.status is None or name not in _brokers(seen):
-        return None
-    several = seen.status.get("brokers")
-    if several is None:
-        return seen.status
-    return next((each for each in several if broker_name(each["broker"]) == name and each["answers"]), None)
-
-
 def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str]:
     """Return the process's state, and what it waits for."""
     page, status = seen.pages.get(name), seen.status
-    own = status if name == "learner" else _own_status(seen, name)
+    own = status if name in ("broker", "learner") else None
     answers = rollout is not None or (own is not None and (name != "learner" or bool(own["learner"])))
     if page is None:
         state = "connected" if answers else "unknown"

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from gspo_services.cli.doctor.damage import Holder
 from gspo_services.cli.doctor.observe import RECENT_LINES_S, Observation
-from gspo_services.runs.ledgers import broker_name
 from gspo_services.runs.pace import pace_of
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.runtime.private_files import open_to_all
@@ -68,33 +67,29 @@ def _disk(seen: Observation) -> Iterator[Remark]:
 def _damage(seen: Observation) -> Iterator[Remark]:
     if seen.damage:
         yield Remark(text=f"the run's files are damaged: {_said(seen.damage)}")
-    for name in _broker_names(seen):
-        page = seen.pages.get(name)
-        yield from _damage_seen(seen, name, {} if page is None else page.metrics)
-
-
-def _damage_seen(seen: Observation, name: str, metrics: dict[str, float]) -> Iterator[Remark]:
+    page = seen.pages.get("broker")
+    metrics = {} if page is None else page.metrics
     if metrics.get("gspo_broker_damaged_rows", 0.0) > 0:
         yield Remark(
-            text=f"the {name} found {metrics['gspo_broker_damaged_rows']:.0f} rows or archive files that were changed on "
+            text=f"the broker found {metrics['gspo_broker_damaged_rows']:.0f} rows or archive files that were changed on "
             f"the disk (damage_found in its log): `gspo audit {seen.settings.run.directory}` shows what depends on them. "
             "Check the disk, and restore a backup if the run needs them"
         )
     if metrics.get("gspo_broker_mark_failing", 0.0) > 0:
-        yield Remark(text=f"the ledger's high-water mark cannot be written (mark_not_written in the {name}'s log)")
+        yield Remark(text="the ledger's high-water mark cannot be written (mark_not_written in the broker's log)")
 
 
-def _stuck(seen: Observation, number: int, holder: Holder) -> Remark:
-    name, who = broker_name(number), f"process {holder.pid}" if holder.pid else "a process"
+def _stuck(seen: Observation, holder: Holder) -> Remark:
+    who = f"process {holder.pid}" if holder.pid else "a process"
     if holder.suspended:
         return Remark(
-            text=f"the {name} is suspended: {who} holds the ledger's lock and is stopped. Let it continue "
+            text=f"the broker is suspended: {who} holds the ledger's lock and is stopped. Let it continue "
             f"(kill -CONT {holder.pid}), or end it (kill -KILL {holder.pid}) and start the run again: nothing "
             "acknowledged is lost"
         )
     return Remark(
-        text=f"the {name} does not answer, but {who} holds the ledger's lock: it is starting, stuck, or on another address "
-        f"than {seen.settings.broker.batch_endpoint_of(number)}. {seen.settings.run.directory}/logs/{name}.log may say why; "
+        text=f"the broker does not answer, but {who} holds the ledger's lock: it is starting, stuck, or on another address "
+        f"than {seen.settings.broker.batch_endpoint}. {seen.settings.run.directory}/logs/broker.log may say why; "
         "if it is stuck, end it and start the run again: nothing acknowledged is lost"
     )
 
@@ -110,10 +105,6 @@ def _learning(seen: Observation) -> Iterator[Remark]:
         yield Remark(text=f"not measured: {', '.join(seen.learning.not_measured)}", wrong=False)
     if seen.outcome:
         yield Remark(text=seen.outcome, wrong=False)
-
-
-def _broker_names(seen: Observation) -> list[str]:
-    return [broker_name(number) for number in range(seen.settings.broker.num_brokers)]
 
 
 def _quarantined(seen: Observation) -> Iterator[Remark]:
@@ -135,40 +126,38 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
     if seen.turned_away:
         yield Remark(text=f"the broker turns this command away: {_said(seen.no_status)}")
         return
-    nobody = not seen.holders and not any(page.up for name, page in seen.pages.items() if name in _broker_names(seen))
+    page = seen.pages.get("broker")
+    nobody = seen.holder is None and (page is None or not page.up)
     if nobody and not seen.damage and seen.ledger is not None and seen.ledger.trained >= goal:
         text = f"the run is complete: {seen.ledger.trained} of {goal} batches are trained, and no process is running"
         yield Remark(text=text, wrong=False)
         return
-    for number in range(seen.settings.broker.num_brokers):
-        yield from _silent(seen, number)
+    yield from _silent(seen)
 
 
-def _silent(seen: Observation, number: int) -> Iterator[Remark]:
+def _silent(seen: Observation) -> Iterator[Remark]:
     """Return remarks on a broker that does not answer."""
     goal, ledger = seen.settings.run.num_batches, seen.ledger
-    name, several = broker_name(number), seen.settings.broker.num_brokers > 1
-    log, page, holder = seen.logs.get(name), seen.pages.get(name), seen.holders.get(name)
+    log, page = seen.logs.get("broker"), seen.pages.get("broker")
     if page is not None and page.up:
         yield Remark(
-            text=f"a process serves {page.url} but does not answer on {seen.settings.broker.batch_endpoint_of(number)}: "
+            text=f"a process serves {page.url} but does not answer on {seen.settings.broker.batch_endpoint}: "
             "another run's broker, a broker that is stuck (its log says why), or one with other keys (security.keys)"
         )
         return
-    if holder is not None:
-        yield _stuck(seen, number, holder)
+    if seen.holder is not None:
+        yield _stuck(seen, seen.holder)
         return
     if seen.damage:
         return
     if ledger is None:
-        yield Remark(text=f"there is no {name}, and no ledger: {_said(seen.no_ledger)}")
+        yield Remark(text=f"there is no broker, and no ledger: {_said(seen.no_ledger)}")
         return
     error = f" It ended with: {_said(log.error)}." if log is not None and log.error else ""
-    own = f" --set broker.number={number}" if several else ""
     yield Remark(
-        text=f"the {name} is not running.{error} {ledger.trained} of {goal} batches are trained, and the ledger "
+        text=f"the broker is not running.{error} {ledger.trained} of {goal} batches are trained, and the ledger "
         "holds everything that was acknowledged: start it "
-        f"(`gspo run CONFIG`, or `gspo broker CONFIG{own}`), and the run continues"
+        f"(`gspo run CONFIG`, or `gspo broker CONFIG`), and the run continues"
     )
 
 
@@ -182,41 +171,19 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
         return
     if status["stopping"]:
         yield Remark(text=f"the run is stopping: {_said(status['stopping'])}", wrong=False)
-    for each in status.get("brokers", ()):
-        yield from _of_several(seen, status, each)
     yield from _processes(seen, status)
     yield from _limited(status)
     yield from _warnings(seen)
     yield from _progress(seen, status)
 
 
-def _of_several(seen: Observation, status: dict[str, Any], broker: dict[str, Any]) -> Iterator[Remark]:
-    """Return remarks that concern one of several brokers; those on the whole run come elsewhere."""
-    name = broker_name(broker["broker"])
-    if not broker["answers"]:
-        yield from _silent(seen, broker["broker"])
-        return
-    if status["learner"] is not None and broker["learner"] is None:
-        yield Remark(
-            text=f"the learner is not connected to the {name}: check that it reaches "
-            f"{seen.settings.broker.batch_endpoint_of(broker['broker'])}; without that share no batch is complete"
-        )
-    for rollout in status["rollouts"]:
-        if rollout["peer"] not in broker["rollouts"] and rollout["status"] == "serving":
-            yield Remark(
-                text=f"{rollout['peer']} is not connected to the {name}, and takes work only from the others: check that it "
-                f"reaches {seen.settings.broker.work_endpoint_of(broker['broker'])}"
-            )
-
-
 def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     if status["learner"] is None:
         yield Remark(text=f"no learner is connected{_ended(seen, 'learner')}: start it (`gspo learner CONFIG`)")
     yield from _learner(status)
-    for name in _broker_names(seen):
-        broker = seen.pages.get(name)
-        if broker is not None and broker.ready is False:
-            yield Remark(text=f"the {name} is not ready: {_said(broker.text)}")
+    broker = seen.pages.get("broker")
+    if broker is not None and broker.ready is False:
+        yield Remark(text=f"the broker is not ready: {_said(broker.text)}")
     learner = seen.pages.get("learner")
     if learner is not None and learner.ready is False and status["learner"] is not None:
         yield Remark(text=f"the learner is not ready: {_said(learner.text)}")

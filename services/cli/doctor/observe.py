@@ -23,7 +23,6 @@ from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
 from gspo_services.cli.requeue import QuarantinedBatch, read_quarantine
 from gspo_services.cli.run import FINAL_EVENTS, last_error
 from gspo_services.runs.learning import ShownAnswer, outcome_of, shown_answers
-from gspo_services.runs.ledgers import broker_name, ledger_directories, ledger_directory
 from gspo_services.runs.metrics import NoMetrics, read_metrics
 from gspo_services.shared.learning import LearningWatch
 from gspo_services.shared.runtime.log_files import read_end
@@ -102,8 +101,8 @@ class Observation:
     """Free and total bytes of the file systems in use, by their content."""
     damage: str = ""
     """What a broker would refuse to start with; empty if nothing."""
-    holders: dict[str, Holder] = field(default_factory=dict)
-    """The processes that have a ledger open for writing, by the name of the broker that it belongs to."""
+    holder: Holder | None = None
+    """The process that has the ledger open for writing."""
     learning: LearningWatch = field(default_factory=LearningWatch)
     """What metrics.jsonl says of learning."""
     outcome: str = ""
@@ -128,7 +127,6 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         ledger = read_ledger(directory)
     except (NoLedger, StoreCorrupt, sqlite3.OperationalError) as error:
         no_ledger = str(error)
-    ledgers = {broker_name(each): ledger_directory(directory, each) for each in range(settings.broker.num_brokers)}
     names = process_names(settings, status)
     unread: list[str] = []
     learning = _read_learning(directory)
@@ -142,8 +140,8 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         logs={name: log for name, log in logs.items() if log is not None},
         ledger=ledger,
         no_ledger=no_ledger,
-        damage="; ".join(filter(None, (_read(unread, each, find_damage, "") for each in ledgers.values()))),
-        holders={name: holder for name, each in ledgers.items() if (holder := find_holder(each)) is not None},
+        damage=_read(unread, directory, find_damage, ""),
+        holder=find_holder(directory),
         batches=_read(unread, directory / METRICS_FILE, last_batches, []),
         free_bytes=free_bytes(settings),
         learning=learning,
@@ -171,8 +169,7 @@ def _read(unread: list[str], path: Path, read: Callable[[Path], _Content], other
 
 def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str]:
     """List the processes that the settings ask for, and rollouts that joined besides."""
-    brokers = map(broker_name, range(settings.broker.num_brokers))
-    names = [*brokers, "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
+    names = ["broker", "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
     joined = [] if status is None else [rollout["peer"] for rollout in status["rollouts"]]
     return [*names, *(name for name in joined if name not in names)]
 
@@ -181,9 +178,8 @@ def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
     """Return host and port of each process's page. Port 0 in the settings means any free port, which is unknown here."""
     here = settings.security.metrics_host
     here = "127.0.0.1" if here in ("0.0.0.0", "::") else here
-    brokers = enumerate(settings.broker.batch_endpoints)
     found = {
-        **{broker_name(each): (_host(at, here), settings.broker.metrics_port_of(each)) for each, at in brokers},
+        "broker": (_host(settings.broker.batch_endpoint, here), settings.broker.metrics_port),
         "learner": (
             _host(settings.learner.advertised_weights_endpoint or settings.learner.weights_endpoint, here),
             settings.learner.metrics_port,
@@ -275,24 +271,10 @@ def read_log(path: Path, now: datetime) -> Log | None:
 
 
 def read_ledger(directory: Path) -> LedgerState:
-    """Read the ledgers of a run; with several, return what all of them have.
+    """Read a run's ledger.
 
-    Raises: NoLedger; StoreCorrupt when one is damaged; sqlite3.OperationalError when it cannot be read now.
+    Raises: NoLedger; StoreCorrupt when it is damaged; sqlite3.OperationalError when it cannot be read now.
     """
-    found = [_read_one(each) for each in ledger_directories(directory)]
-    groups: Counter[str] = Counter()
-    for each in found:
-        groups.update(each.groups)
-    return LedgerState(
-        batches=min(each.batches for each in found),
-        trained=min(each.trained for each in found),
-        version=min(each.version for each in found),
-        groups=dict(groups),
-        quarantined=tuple(read_quarantine(directory)),
-    )
-
-
-def _read_one(directory: Path) -> LedgerState:
     with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
         newest = connection.execute(
             "SELECT policy_version, trained_batches FROM versions ORDER BY policy_version DESC LIMIT 1"
@@ -301,7 +283,9 @@ def _read_one(directory: Path) -> LedgerState:
         groups = connection.execute("SELECT status, count(*) FROM groups WHERE split = 'train' GROUP BY status")
         version, trained = newest or (0, 0)
         counts = dict(groups.fetchall())
-    return LedgerState(batches=batches, trained=trained, version=version, groups=counts)
+    return LedgerState(
+        batches=batches, trained=trained, version=version, groups=counts, quarantined=tuple(read_quarantine(directory))
+    )
 
 
 def last_batches(path: Path) -> list[dict[str, Any]]:

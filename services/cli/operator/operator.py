@@ -1,140 +1,146 @@
-"""Asks every broker of a run, and merges the answers."""
+"""Asks the broker of a run for its status, to stop the run, or to requeue what it has quarantined."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
 
 import zmq.asyncio
 
 from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import RequeueRequest, Status, StatusRequest, StopRequest
 from gspo_protocol.sessions import new_session, session_tag
-from gspo_services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
-from gspo_services.runs.ledgers import ledger_directory
+from gspo_services.broker.store import MARK_FILE, read_mark
 from gspo_services.shared.net import PeerClient, Security
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
 from gspo_services.shared.settings import Settings, run_fingerprint
 
+ASK_AGAIN_S: Final = 1.0
+
+
+class NoAnswer(RuntimeError):
+    """The broker did not answer in time."""
+
+
+class TurnedAway(NoAnswer):
+    """The broker, or our own configuration, does not let us ask: another run, release or key. The text says what to do."""
+
 
 class Operator:
-    """A connection to every broker of a run, to ask questions."""
+    """A connection to a run's broker, to ask it questions."""
 
-    def __init__(self, lines: Sequence[OperatorLine]) -> None:
-        """``lines``: to the brokers, in their order."""
-        self._lines = tuple(lines)
+    def __init__(self, client: PeerClient, endpoint: str, directory: Path) -> None:
+        """``directory``: of the run, if it is on this machine."""
+        self._client = client
+        self._endpoint = endpoint
+        self._directory = directory
 
     async def status(self, timeout_s: float) -> dict[str, Any]:
-        """Return the run's status, from all brokers that answer. Raises: NoAnswer when none does; TurnedAway."""
-        answers = await self._asked(lambda line: line.status(timeout_s))
-        errors = [each for each in answers if isinstance(each, NoAnswer)]
-        refusal = next((each for each in errors if isinstance(each, TurnedAway)), None)
-        if refusal is not None:
-            raise refusal
-        status = _status_of([None if isinstance(each, NoAnswer) else each for each in answers])
-        if status is None:
-            raise errors[0]
-        return status
+        """Return the broker's status. Raises: NoAnswer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ask()
+        except TimeoutError as error:
+            raise self._silence(timeout_s) from error
 
     async def status_if_connected(self, timeout_s: float) -> dict[str, Any] | None:
-        """The run's status; None when no broker is connected, or none answers in time."""
-        return _status_of(await asyncio.gather(*(line.status_if_connected(timeout_s) for line in self._lines)))
+        """Return the broker's status; None if it is not connected, or does not answer in time."""
+        if not self._client.connected:
+            return None
+        # A late answer to an earlier question is out of date.
+        while not self._client.inbox.empty():
+            self._client.inbox.get_nowait()
+        await self._client.send(StatusRequest())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._answer()
+        except TimeoutError:
+            return None
 
     async def stop(self, reason: str, timeout_s: float) -> dict[str, Any]:
-        """Ask until every broker says that the run is stopping. Returns its status then.
+        """Ask until the broker says that the run is stopping. Returns its status then. Raises: NoAnswer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await self._welcome()
+                    await self._client.send(StopRequest(reason=reason))
+                    status = await self._ask()
+                    if status["stopping"] or status["finished"]:
+                        return status
+        except TimeoutError as error:
+            raise self._silence(timeout_s) from error
 
-        Raises: NoAnswer, after all were asked; it names those that did not answer.
-        """
-        answers = await self._asked(lambda line: line.stop(reason, timeout_s))
-        self._require_all(answers)
-        status = _status_of([each for each in answers if not isinstance(each, NoAnswer)])
-        assert status is not None
-        return status
+    async def requeue(self, batches: Sequence[int], timeout_s: float) -> None:
+        """Ask the broker to requeue batches. Whether it did is seen in the ledger. Raises: NoAnswer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._welcome()
+                await self._client.send(RequeueRequest(batches=list(batches)))
+                await self._ask()
+        except TimeoutError as error:
+            raise self._silence(timeout_s) from error
 
-    async def requeue(self, batches: Sequence[Sequence[int]], timeout_s: float) -> None:
-        """Ask each broker to requeue its batches, by its place in ``batches``; one that has none is not asked.
+    def _silence(self, timeout_s: float) -> NoAnswer:
+        if self._client.refused:
+            return TurnedAway(self._client.refused)
+        return NoAnswer(f"{self._endpoint}: no answer within {timeout_s:g} s")
 
-        Whether they did is seen in the ledgers. Raises: NoAnswer.
-        """
-        asked = [number for number, own in enumerate(batches) if own]
-        asking = (self._lines[number].requeue(batches[number], timeout_s) for number in asked)
-        answers = dict(zip(asked, await self._gathered(asking), strict=True))
-        self._require_all([answers.get(number) for number in range(len(self._lines))])
+    async def _welcome(self) -> None:
+        welcome = await self._client.connected_welcome()
+        mark = None
+        with suppress(OSError):
+            mark = read_mark(self._directory / MARK_FILE)
+        # A restored run has the endpoints of the one that was backed up.
+        if mark is not None and mark.run_id != welcome.run_id:
+            raise TurnedAway(
+                f"{self._endpoint}: run {welcome.run_id} answers, and {self._directory} has run {mark.run_id}: it was "
+                "restored or begun anew, and its own broker does not run there. Name the directory of the run that answers, "
+                "or start this one with another broker.batch_endpoint"
+            )
 
-    async def _asked(self, ask: Callable[[OperatorLine], Awaitable[Any]]) -> list[Any]:
-        return await self._gathered(ask(line) for line in self._lines)
+    async def _ask(self) -> dict[str, Any]:
+        await self._welcome()
+        while True:
+            await self._client.send(StatusRequest())
+            try:
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    return await self._answer()
+            except TimeoutError:
+                continue  # a request may be lost
 
-    async def _gathered(self, asking: Iterable[Awaitable[Any]]) -> list[Any]:
-        """Return each broker's answer, or the NoAnswer that it raised."""
-        answers = await asyncio.gather(*asking, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, NoAnswer):
-                raise answer
-        return answers
-
-    def _require_all(self, answers: Sequence[Any]) -> None:
-        """``answers``: by broker."""
-        errors = {number: each for number, each in enumerate(answers) if isinstance(each, NoAnswer)}
-        if not errors:
-            return
-        first = next((each for each in errors.values() if isinstance(each, TurnedAway)), next(iter(errors.values())))
-        if len(self._lines) == 1:
-            raise first
-        silent = ", ".join(f"broker {number}" for number in errors)
-        text = f"{silent} of {len(self._lines)} did not agree, the others did: ask again when it runs ({first})"
-        raise type(first)(text) from first
-
-
-def _status_of(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The run's status, from each broker's in their order, None of one that does not answer; None when none does."""
-    if len(answers) == 1:
-        return answers[0]
-    from gspo_services.cli.several import merged_status
-
-    return merged_status(answers)
+    async def _answer(self) -> dict[str, Any]:
+        while True:
+            message = (await self._client.inbox.get()).message
+            if isinstance(message, Status):
+                return message.status
 
 
 @asynccontextmanager
 async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator]:
-    """Connect to the brokers of ``settings``, whose ledgers are in ``run.directory``, or on other machines.
+    """Connect to the broker of ``settings``, whose ledger is in ``run.directory``, or on another machine.
 
-    Raises: EndpointError, ConfigurationError; ServiceError, in a group and also from the block, when a broker refuses us.
+    Raises: EndpointError, ConfigurationError; ServiceError, in a group and also from the block, when the broker refuses us.
     """
     context = zmq.asyncio.Context()
     session = new_session()
-    clients: list[PeerClient] = []
     try:
-        endpoints = settings.broker.batch_endpoints
-        for endpoint in endpoints:
-            clients.append(
-                PeerClient(
-                    context,
-                    BATCH,
-                    endpoint,
-                    role="operator",
-                    peer=f"operator-{session_tag(session)}",
-                    session=session,
-                    clock=clock,
-                    # A broker of another run on this port must not be taken for ours.
-                    fingerprint=run_fingerprint(settings),
-                    security=Security.load(settings.security, "operator"),
-                )
-            )
-        async with asyncio.TaskGroup() as tasks:
-            talking = [tasks.create_task(client.run(), name="operator") for client in clients]
-            try:
-                yield Operator(
-                    [
-                        OperatorLine(*each, number, ledger_directory(settings.run.directory, number))
-                        for number, each in enumerate(zip(clients, endpoints, strict=True))
-                    ]
-                )
-            finally:
-                for task in talking:
-                    task.cancel()
+        client = PeerClient(
+            context,
+            BATCH,
+            settings.broker.batch_endpoint,
+            role="operator",
+            peer=f"operator-{session_tag(session)}",
+            session=session,
+            clock=clock,
+            # A broker of another run on this port must not be taken for ours.
+            fingerprint=run_fingerprint(settings),
+            security=Security.load(settings.security, "operator"),
+        )
+        async with client.running(name="operator"):
+            yield Operator(client, settings.broker.batch_endpoint, settings.run.directory)
     finally:
-        for client in clients:
-            client.close()
         context.destroy(linger=0)
 
 

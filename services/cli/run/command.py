@@ -66,9 +66,8 @@ def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: 
     keep_private(settings.run.directory)
     moved = moved_ports(settings, claims)
     if moved and look != "quiet":
-        others = " or another broker of this one" if settings.broker.num_brokers > 1 else ""
         PlainConsole().print(
-            f"some ports are taken, perhaps by another run{others}; this run uses {', '.join(moved)}", soft_wrap=True
+            f"some ports are taken, perhaps by another run; this run uses {', '.join(moved)}", soft_wrap=True
         )
     own = [*overrides, *moved]
     return (load_settings(config, own) if moved else settings), own

@@ -13,7 +13,6 @@ from gspo_services.cli.run.happenings import Happening
 from gspo_services.cli.run.processes import TRACKER_PREFIX
 from gspo_services.cli.run.progress import RunProgress, duration, pass_rates
 from gspo_services.cli.run.supervisor import Child
-from gspo_services.runs.ledgers import broker_name
 from gspo_services.runs.track import Cursor, Sample
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.plain_text import one_line
@@ -172,7 +171,6 @@ class Display:
         for heading in ("process", "state", *(("pid", "restarts") if wide else ()), "doing"):
             table.add_column(heading)
         rollouts = {} if status is None else {rollout["peer"]: rollout for rollout in status["rollouts"]}
-        brokers = {broker_name(each["broker"]): each for each in (status or {}).get("brokers", ())}
         for child in children:
             name = child.spec.name
             doing = (
@@ -184,8 +182,6 @@ class Display:
                 doing = ""
             if rollout is not None and not doing:
                 doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
-            if name in brokers:
-                doing = _broker_text(brokers[name])
             if self.device_holder == name:
                 doing = f"{doing}, has the device" if doing else "has the device"
             middle = ("-" if child.pid is None else child.pid, child.num_restarts) if wide else ()
@@ -209,14 +205,6 @@ def _tracker_text(cursor: Cursor | None) -> str:
     if cursor.error:
         return f"refuses: {cursor.error}"
     return f"{cursor.line} lines sent" + (f", {cursor.behind} to go" if cursor.behind else "")
-
-
-def _broker_text(broker: dict[str, Any]) -> str:
-    """Describe one of several brokers."""
-    if not broker["answers"]:
-        return "does not answer"
-    groups = broker["groups"]
-    return f"batch {broker['batches_trained']}, {groups['open']} groups open, {groups['complete']} ready"
 
 
 def _aside(status: dict[str, Any]) -> str:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.cli.run.display import Display
 from gspo_services.cli.run.happenings import Happening, Happenings
 from gspo_services.cli.run.starts import Starts
 from gspo_services.cli.run.supervisor import Child
-from gspo_services.runs.ledgers import ledger_directory
-from gspo_services.runs.metrics import Row, RunFollower
+from gspo_services.runs.metrics import MetricsFollower, Row
 from gspo_services.runs.track import CursorFile, Sample, SampleReader
 from gspo_services.shared.colocate import LOCK_FILE, device_holder
 from gspo_services.shared.learning import LearningWatch, counted_components
@@ -25,7 +25,7 @@ class News:
 
     def __init__(self, settings: Settings) -> None:
         directory = settings.run.directory
-        self._follower = RunFollower([ledger_directory(directory, each) for each in range(settings.broker.num_brokers)])
+        self._follower = MetricsFollower(directory / METRICS_FILE)
         self._samples = SampleReader(directory, settings.model.path)
         self._cursors = {name: CursorFile(directory, name) for name in settings.trackers.to}
         counted = counted_components(settings.environment.options, settings.reward.group_weights)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from gspo_services.cli.run.supervisor import ProcessSpec
-from gspo_services.runs.ledgers import broker_name
 from gspo_services.runs.track import find_client
 from gspo_services.shared.placement import Placement, ProcessPlace
 from gspo_services.shared.runtime.errors import ConfigurationError
@@ -22,8 +21,8 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
     """Return broker, learner and ``num_servers`` rollout specs. ``forwarded``: the configuration file and overrides.
 
     ``placement``: their GPUs and cores; None: all that this process may use. Rollouts stop first, because they hand their
-    trajectories to the brokers. Then the learner saves a checkpoint and tells the brokers, which stop last. Raises:
-    ConfigurationError for several rollouts on one server, and for brokers that one machine cannot have.
+    trajectories to the broker. Then the learner saves a checkpoint and tells the broker, which stops last. Raises:
+    ConfigurationError for several rollouts on one server.
     """
     rollout = settings.rollout
     if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
@@ -33,7 +32,14 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
             f"server; use rollout.num_servers = 1, or omit rollout.{key}"
         )
     specs = [
-        *_broker_specs(settings, forwarded),
+        ProcessSpec(
+            name="broker",
+            module="gspo_services.broker",
+            arguments=tuple(forwarded),
+            stop_order=2,
+            grace_s=GRACE_S,
+            ends_by_itself=False,
+        ),
         ProcessSpec(
             name="learner",
             module="gspo_services.learner",
@@ -64,30 +70,6 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
             )
         )
     return specs
-
-
-def _broker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
-    broker = settings.broker
-    endpoints = (*broker.work_endpoints, *broker.batch_endpoints)
-    ports = [port for port in map(broker.metrics_port_of, range(broker.num_brokers)) if port]
-    if len(set(endpoints)) < len(endpoints) or len(set(ports)) < len(ports):
-        raise ConfigurationError(
-            f"broker.num_brokers is {broker.num_brokers}, but broker.work_endpoint ({broker.work_endpoint}), "
-            f"broker.batch_endpoint ({broker.batch_endpoint}) and broker.metrics_port ({broker.metrics_port}) are for "
-            "brokers on separate hosts, and here all are on one: use endpoints such as tcp://127.0.0.1:7001, with one port "
-            "after another, or start each broker on its host with --set broker.number"
-        )
-    return [
-        ProcessSpec(
-            name=broker_name(number),
-            module="gspo_services.broker",
-            arguments=(*forwarded, *(("--set", f"broker.number={number}") if broker.num_brokers > 1 else ())),
-            stop_order=2,
-            grace_s=GRACE_S,
-            ends_by_itself=False,
-        )
-        for number in range(broker.num_brokers)
-    ]
 
 
 def tracker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:

@@ -11,6 +11,7 @@ from typing import Final
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import (
+    REMOVED,
     RENAMED,
     Configuration,
     Key,
@@ -72,6 +73,8 @@ def _keys_of(word: str, renamed: Mapping[str, str]) -> list[str]:
         return [f"{word}.{name}" for name in key_names(word)]
     if word in renamed:
         raise ConfigurationError(f"--explain {word}: the key is called {renamed[word]} now")
+    if word in REMOVED:
+        raise ConfigurationError(f"--explain {word}: {REMOVED[word]}")
     section, _, name = word.partition(".")
     if name and section in section_names():
         raise ConfigurationError(f"--explain {word[:100]}: unknown key; {close_match(name, key_names(section))}")

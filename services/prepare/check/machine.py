@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from gspo_services.broker.store import LEDGER_FILE, lock_holder
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.prepare.ports import can_bind, port_ranges
@@ -19,7 +20,7 @@ from gspo_services.shared.placement import require_bfloat16, require_driver, req
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.runtime.private_files import open_to_all
-from gspo_services.shared.settings import EXPOSED, SandboxSection, Settings, is_private, read_run_settings, run_fingerprint
+from gspo_services.shared.settings import EXPOSED, SandboxSection, is_private, read_run_settings, run_fingerprint
 from gspo_services.tasks.sandbox import (
     CGROUP_WAY_OUT,
     NO_CGROUP,
@@ -209,19 +210,13 @@ def _listening(situation: Situation) -> dict[str, tuple[str, int]]:
     """Host and port of everything that will listen on this machine, by setting; port 0 finds itself."""
     settings = situation.settings
     places = {}
-    endpoints = _endpoints(situation)
-    for key in ("work_endpoint", "batch_endpoint"):
-        of_each = enumerate(getattr(settings.broker, f"{key}s"))
-        endpoints |= {f"broker.{key}{f' of broker {number}' if number else ''}": each for number, each in of_each}
-    for key, endpoint in endpoints.items():
+    for key, endpoint in _endpoints(situation).items():
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         # A broker of several addresses has its own in its own configuration.
         if endpoint.startswith("tcp://") and port.isdecimal() and "," not in endpoint:
             places[key] = (host.strip("[]"), int(port))
     host = settings.security.metrics_host
-    for number in range(settings.broker.num_brokers):
-        of_broker = f" of broker {number}" if number else ""
-        places[f"broker.metrics_port{of_broker}"] = (host, settings.broker.metrics_port_of(number))
+    places["broker.metrics_port"] = (host, settings.broker.metrics_port)
     places["learner.metrics_port"] = (host, settings.learner.metrics_port)
     for index in range(settings.rollout.num_servers):
         suffix = f" + {index}" if index else ""
@@ -249,14 +244,6 @@ def _ports(situation: Situation) -> Iterator[Finding]:
         for port, times in numbers.items():
             if times > 1:
                 keys = [key for key, (_, own) in places.items() if own == port]
-                if _gives_way(settings, keys):
-                    yield Finding(
-                        check="ports",
-                        status="note",
-                        text=f"{' and '.join(keys)} are both {port}: gspo run takes others and says which; for processes "
-                        "that are started one by one, give each its own",
-                    )
-                    continue
                 yield Finding(
                     check="ports",
                     status="fail",
@@ -278,24 +265,8 @@ def _ports(situation: Situation) -> Iterator[Finding]:
     elif taken:
         text = f"taken by other processes, perhaps another run: {_listed(taken)}; gspo run takes others and says which"
         yield Finding(check="ports", status="note", text=text, basis="tried")
-    if settings.broker.num_brokers > 1:
-        brokers, rollouts = settings.broker.num_brokers, settings.rollout.num_servers
-        text = f"{brokers} brokers, a learner and {rollouts} rollouts; each broker has {_share(settings)}"
-        yield Finding(check="processes", status="note", text=text)
     if not taken and max(numbers.values(), default=1) == 1:
         yield Finding(check="ports", status="ok", text=f"{len(places)} are free", basis="tried")
-
-
-def _gives_way(settings: Settings, keys: list[str]) -> bool:
-    """Whether ``gspo run`` gives one of these another port, because a further broker has it."""
-    moving = {each.key for each in port_ranges(settings)}
-    is_further = [" of broker " in key for key in keys]
-    return any(is_further) and sum(key.partition(" ")[0] not in moving for key in keys) <= 1
-
-
-def _share(settings: Settings) -> str:
-    groups = settings.batch.groups_per_batch // settings.broker.num_brokers
-    return f"{groups} of the {settings.batch.groups_per_batch} groups of a batch, and a ledger of its own"
 
 
 def _listed(ports: Mapping[str, int]) -> str:
@@ -304,9 +275,7 @@ def _listed(ports: Mapping[str, int]) -> str:
 
 def _is_running(situation: Situation) -> bool:
     """Whether a broker has the ledger of run.directory, and so its ports."""
-    from gspo_services.runs.ledgers import is_held
-
-    return is_held(situation.settings.run.directory)
+    return lock_holder(situation.settings.run.directory / LEDGER_FILE) is not None
 
 
 def _keys(situation: Situation) -> Iterator[Finding]:

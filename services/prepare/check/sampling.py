@@ -74,7 +74,7 @@ def _ladders(situation: Situation, report: CodeReport) -> Iterator[Finding]:
     settings = situation.settings
     groups = settings.run.num_batches * settings.batch.groups_per_batch
     weights = sum(each["weight"] for each in ladders)
-    few = [each for each in rising if groups * each["weight"] / weights < each["num_groups"] * settings.broker.num_brokers]
+    few = [each for each in rising if groups * each["weight"] / weights < each["num_groups"]]
     if few:
         yield Finding(
             check="levels", status="warn", basis="estimated",

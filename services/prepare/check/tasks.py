@@ -182,16 +182,6 @@ def _number(situation: Situation, split: str, number: int | None, name: str) -> 
         fewer = f"; evaluation.num_tasks is {asked}, so each evaluation has {number}" if asked > number else ""
         yield Finding(check="eval tasks", status="note" if fewer else "ok", text=f"{number:,}{fewer}", basis="tried")
         return
-    if number < settings.broker.num_brokers:
-        yield Finding(
-            check="train tasks",
-            status="fail",
-            text=f'"{name}" has {number}, and broker.num_brokers is {settings.broker.num_brokers}: '
-            "each needs one of its own",
-            basis="tried",
-            way_out="use fewer brokers, or more tasks",
-        )
-        return
     groups = settings.run.num_batches * settings.batch.groups_per_batch
     text = f'{number:,}, from "{name}"; the run takes {groups:,}: {groups / number:.2g} epochs'
     if number < settings.batch.groups_per_batch:

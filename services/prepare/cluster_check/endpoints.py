@@ -1,6 +1,5 @@
 """Processes connect to what is bound: the name of a Service or of a pod, and the port of its container."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -38,8 +37,6 @@ class Call:
     source: PodTemplate
     called: CalledAddress
     target: PodTemplate | None
-    index: int | None = None
-    """The number of the pod that must be meant; None: any name of the target will do."""
 
 
 def calls_of(cluster: ClusterModel) -> Iterator[Call]:
@@ -55,12 +52,8 @@ def calls_of(cluster: ClusterModel) -> Iterator[Call]:
         if announced is not None and process == "rollout":
             # The learner says where its weights are.
             settings = settings.model_copy(update={"learner": announced.learner})
-        seen: Counter[str] = Counter()
         for called in called_addresses(settings, process):
-            several = called.process == "broker" and settings.broker.num_brokers > 1
-            index = seen[called.setting] if several else None
-            seen[called.setting] += 1
-            yield Call(source=pods, called=called, target=by_process.get(called.process or "?"), index=index)
+            yield Call(source=pods, called=called, target=by_process.get(called.process or "?"))
 
 
 def _node_rank(cluster: ClusterModel, pods: PodTemplate) -> int:
@@ -73,32 +66,24 @@ def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """Every address in the run's configuration is one that another pod has."""
     for call in calls_of(cluster):
         if call.target is not None and call.called.process != "rollout":  # Which have addresses and no names.
-            broker = "" if call.index is None else f" of broker {call.index}"
-            key, port = call.called.setting, PORTS[call.called.setting]
-            yield from _reaches(cluster, call.source, call.target, key + broker, call.called.address, port, call.index)
+            key = call.called.setting
+            yield from _reaches(cluster, call.source, call.target, key, call.called.address, PORTS[key])
     for pods in cluster.pods:
         if process_of_pods(pods):
             yield from _bound(cluster, pods)
 
 
 def _reaches(
-    cluster: ClusterModel,
-    source: PodTemplate,
-    target: PodTemplate,
-    key: str,
-    address: str,
-    port: str,
-    index: int | None = None,
+    cluster: ClusterModel, source: PodTemplate, target: PodTemplate, key: str, address: str, port: str
 ) -> Iterator[ClusterFault]:
-    """``index``: of the pod that must be meant; None: the Service's name will do."""
     if "," in address:
         for each in address.split(","):
-            yield from _reaches(cluster, source, target, key, each.strip(), port, index)
+            yield from _reaches(cluster, source, target, key, each.strip(), port)
         return
     to = urlsplit(address)
     ports = {name: number for container in target.main for name, number in container.ports.items()}
     host = str(to.hostname).removesuffix(".svc.cluster.local").removesuffix(".svc").removesuffix(f".{target.namespace}")
-    names = _names(cluster, target, index)
+    names = _names(cluster, target)
     if host not in names and host.count(".") > 1 and is_known_outside(cluster, target):
         return  # The name of a load balancer, or of a node.
     if host not in names:
@@ -158,15 +143,13 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
     return [("learner.weights_endpoint", settings.learner.weights_endpoint, "weights"), (*health[:2], "metrics")]
 
 
-def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -> list[str]:
-    """DNS names inside its namespace of the first pod and of a broker's standbys, or of the pod at ``index`` alone."""
+def _names(cluster: ClusterModel, pods: PodTemplate) -> list[str]:
+    """DNS names inside its namespace of the first pod and of a broker's standbys."""
     service = str(at(pods.owner, "spec", "serviceName") or pods.name)
     if at(pods.owner, "spec", "networkConfig", "subdomainPolicy") == "UniquePerReplica":
         return [f"{pods.name}-0.{pods.name}-0"]
     if cluster.find("Service", service, pods.namespace) is None:
         return []
-    if index is not None:
-        return [f"{pods.name}-{pods.first_index + index}.{service}"]
     count = (pods.count or 1) if process_of_pods(pods) == "broker" else 1
     return [service, *(f"{pods.name}-{place}.{service}" for place in range(count))]
 

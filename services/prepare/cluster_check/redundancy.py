@@ -39,11 +39,13 @@ def _has_database(pods: PodTemplate) -> bool:
 
 
 def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
-    """As many brokers as the run has, as many pods of the learner as nodes, and rollouts whose number nothing sets back."""
+    """One broker without a database, as many pods of the learner as nodes, and rollouts whose number nothing sets back."""
     for pods in cluster.pods:
         process, way = _process(pods), ("spec", "replicas")
-        if process == "broker" and not ((pods.count or 1) > 1 and _has_database(pods)):
-            yield from _brokers(cluster, pods)
+        if process == "broker" and pods.count != 1 and not ((pods.count or 1) > 1 and _has_database(pods)):
+            text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
+            way_out = "write replicas: 1; or let one of them lead (components/standby-broker)"
+            yield ClusterFault(item=pods.owner, way=way, text=text, way_out=way_out)
         if process == "rollout" and at(pods.owner, "spec", "replicas") != {}:
             text = f"sets replicas to {pods.count}: every apply sets back what `kubectl scale` or an autoscaler chose"
             yield ClusterFault(
@@ -114,35 +116,6 @@ def leaving(cluster: ClusterModel) -> Iterator[ClusterFault]:
                     text=f"stays for minutes on a node that is gone ({taint})",
                     way_out=f"tolerate {{key: {taint}, operator: Exists, effect: NoExecute, tolerationSeconds: 60}}",
                 )  # fmt: skip
-
-
-def _brokers(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:
-    """Every broker of the run is there once, and each pod knows which one it is."""
-    settings, way = settings_of(cluster, pods), ("spec", "replicas")
-    num_brokers = 1 if settings is None else settings.broker.num_brokers
-    if num_brokers == 1 and pods.count != 1:
-        text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
-        way_out = (
-            "write replicas: 1; or let them share the run (components/several-brokers), or one of them lead "
-            "(components/standby-broker)"
-        )
-        yield ClusterFault(item=pods.owner, way=way, text=text, way_out=way_out)
-    elif pods.count != num_brokers:
-        text = f"{pods.count} pods of the broker, and broker.num_brokers is {num_brokers}"
-        yield ClusterFault(item=pods.owner, way=way, text=text, way_out="make them the same number")
-    container = process_container(pods)
-    for number in range(num_brokers if num_brokers > 1 and container is not None else 0):
-        index = pods.first_index + number
-        found = started(cluster, pods, index).settings
-        if found is not None and found.broker.number != number:
-            assert container is not None
-            yield ClusterFault(
-                item=pods.owner,
-                way=(*container.way, "args"),
-                text=f"pod {pods.name}-{index} is broker {found.broker.number} of {num_brokers}, and {number} is its place",
-                way_out="write --set broker.number=$(BROKER_NUMBER), with BROKER_NUMBER from the pod's index",
-            )
-            return
 
 
 def _gpus_of_rollouts(cluster: ClusterModel) -> Iterator[ClusterFault]:

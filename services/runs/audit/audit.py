@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from gspo_services.broker.store import (
     LEDGER_FILE,
@@ -22,7 +22,7 @@ from gspo_services.runs.audit.filtered import audit_filtered
 from gspo_services.runs.audit.findings import Audit, Findings, Outcome, Rules
 from gspo_services.runs.audit.groups import audit_groups
 from gspo_services.runs.audit.groups import outcomes as read_outcomes
-from gspo_services.runs.audit.metrics_lines import Checkpoint, audit_checkpoints, audit_metrics_lines
+from gspo_services.runs.audit.metrics_lines import Checkpoint, audit_checkpoints, audit_metrics_lines, read_checkpoints
 from gspo_services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from gspo_services.runs.audit.order import Order, audit_batches, audit_quarantine, audit_versions, read_order
 from gspo_services.runs.audit.tokens import TokenAudit, TokenCounts
@@ -34,21 +34,13 @@ NO_ORDER: Final = Order(batch_versions={}, trained_batches={}, trained=[], check
 NO_TOKENS: Final = TokenCounts(num_chunks=0, num_resumed=0)
 
 
-class BesideAudit(Protocol):
-    """What else is looked at in the snapshot of an audit."""
+def audit_run(directory: Path) -> Audit:
+    """Check everything that ``directory`` holds. Memory grows with the number of batches, not of trajectories.
 
-    def check(self, connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
-        """Add to ``findings``. Raises: sqlite3.DatabaseError."""
-
-    def read(self, connection: sqlite3.Connection) -> None:
-        """Once everything was checked. Raises: sqlite3.DatabaseError."""
-
-
-def audit_ledger(directory: Path, checkpoints: list[Checkpoint], beside: BesideAudit | None = None) -> Audit:
-    """Check everything that ``directory`` holds; ``checkpoints``: those of the run, read before.
-
-    Raises: NoLedger when it has no ledger, nor anything that is left of one.
+    Raises: NoLedger when it has no ledger of this release, nor anything that is left of one.
     """
+    # Before the snapshot: what a live run writes next would be newer than a snapshot taken before it.
+    checkpoints = read_checkpoints(directory)
     evidence = read_evidence(directory, directory / LEDGER_FILE)
     findings = Findings()
     if not has_content(directory / LEDGER_FILE):
@@ -56,7 +48,7 @@ def audit_ledger(directory: Path, checkpoints: list[Checkpoint], beside: BesideA
         if findings.counts:
             return _result(directory, findings)
     try:
-        return _audit_rows(directory, findings, evidence, checkpoints, beside)
+        return _audit_rows(directory, findings, evidence, checkpoints)
     except (OtherSchema, ReaderGaveWay):
         raise
     except NoLedger as error:
@@ -66,9 +58,7 @@ def audit_ledger(directory: Path, checkpoints: list[Checkpoint], beside: BesideA
         return _result(directory, findings)
 
 
-def _audit_rows(
-    directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint], beside: BesideAudit | None
-) -> Audit:
+def _audit_rows(directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint]) -> Audit:
     rules, notes = _rules(directory)
     order, counts = NO_ORDER, NO_TOKENS
     found: list[Outcome] = []
@@ -85,8 +75,6 @@ def _audit_rows(
             order = read_order(connection)
             found = read_outcomes(connection)
             audit_groups(connection, findings, rules)
-            if beside is not None:
-                beside.check(connection, findings, rules)
             audit_filtered(connection, findings)
             audit_additions(connection, findings, directory)
             audit_batches(connection, findings, rules, order)
@@ -97,8 +85,6 @@ def _audit_rows(
             archives = ArchiveAudit(findings, directory, connection)
             archives.check_files()
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)
-            if beside is not None:
-                beside.read(connection)
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
@@ -139,13 +125,10 @@ def _rules(directory: Path) -> tuple[Rules, list[str]]:
         settings = read_run_settings(directory)
     except ConfigurationError as error:
         return Rules(), [f"the sizes of groups and batches and the lag are not checked: {error}"]
-    batch, broker = settings.batch, settings.broker
     rules = Rules(
-        group_size=batch.group_size,
-        groups_per_batch=batch.groups_per_batch // broker.num_brokers,
-        broker=broker.number,
-        num_brokers=broker.num_brokers,
-        max_lag=batch.max_lag,
+        group_size=settings.batch.group_size,
+        groups_per_batch=settings.batch.groups_per_batch,
+        max_lag=settings.batch.max_lag,
         grades_groups=bool(settings.reward.group),
     )
     return rules, []

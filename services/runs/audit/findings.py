@@ -29,9 +29,6 @@ class Rules:
 
     group_size: int | None = None
     groups_per_batch: int | None = None
-    """This broker's share, if there are several."""
-    broker: int = 0
-    num_brokers: int = 1
     max_lag: int | None = None
     grades_groups: bool | None = None
     """Whether groups of training are complete only when their answers were compared (reward.group)."""
@@ -71,8 +68,6 @@ class Audit:
     num_chunks: int
     findings: Findings
     notes: list[str]
-    brokers: list["Audit"] = field(default_factory=list)
-    """The audits of each of several brokers, in their order; this audit then covers the whole run."""
 
     @property
     def clean(self) -> bool:
@@ -119,5 +114,4 @@ class Audit:
                 name: {"count": count, "first": self.findings.texts[name]} for name, count in self.findings.counts.items()
             },
             "notes": self.notes,
-            **({"brokers": [each.as_plain() for each in self.brokers]} if self.brokers else {}),
         }

@@ -25,7 +25,7 @@ SHELVED: Final = ("quarantined", "requeued", "resampled")
 
 def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
     """Check all groups, then all prompts. Raises: sqlite3.DatabaseError."""
-    _audit_prompts(connection, findings, rules)
+    _audit_prompts(connection, findings)
     size = rules.group_size
     for row in connection.execute(GROUPS):
         group_id, split, status, batch, reason, members, finished, failed, batch_exists, why_quarantined = row
@@ -53,27 +53,24 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
             )
 
 
-def _audit_prompts(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
+def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
     """Check that each prompt is in exactly one group, in group order; other groups with it must have been replaced."""
-    # With several brokers, each has every n-th prompt.
-    expected, step = rules.broker, rules.num_brokers
+    expected = 0
     before: tuple[int, str] = (-1, "")
     query = "SELECT prompt, group_id, status, replaces FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
     for prompt, group_id, status, replaces in connection.execute(query):
         if prompt < expected and before != (replaces, "resampled"):
             findings.add("prompt used twice", f"prompt {prompt} is in group {group_id} and in one before it")
         elif prompt > expected:
-            last = prompt - step
+            last = prompt - 1
             missing = f"prompt {expected} is" if last == expected else f"prompts {expected} to {last} are"
             findings.add("prompt skipped", f"{missing} in no group; the next is prompt {prompt} in group {group_id}")
         if before[1] == "resampled" and prompt >= expected:
-            findings.add(
-                "prompt skipped", f"prompt {expected - step} was requeued with group {before[0]}, and is in no other"
-            )
-        expected = prompt + step
+            findings.add("prompt skipped", f"prompt {expected - 1} was requeued with group {before[0]}, and is in no other")
+        expected = prompt + 1
         before = (group_id, status)
     if before[1] == "resampled":
-        findings.add("prompt skipped", f"prompt {expected - step} was requeued with group {before[0]}, and is in no other")
+        findings.add("prompt skipped", f"prompt {expected - 1} was requeued with group {before[0]}, and is in no other")
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:

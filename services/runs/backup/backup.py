@@ -1,6 +1,6 @@
-"""Makes a backup of a run that may be active: the ledger of each broker, and the files that belong to them.
+"""Makes a backup of a run that may be active: its ledger, and the files that belong to it.
 
-Everything that is copied beside the ledgers never changes once it exists.
+Everything that is copied beside the ledger never changes once it exists.
 """
 
 import os
@@ -34,9 +34,9 @@ from gspo_services.broker.store import (
     refusing_damage,
     require_whole,
 )
-from gspo_services.runs.backup.ledgers import CHECKPOINTS, CopiedLedgers, Say, copy_ledgers, held_checkpoints
+from gspo_services.runs.audit import Checkpoint
+from gspo_services.runs.backup.ledger import CHECKPOINTS, Say, copy_ledger, held_checkpoints
 from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError, is_for_want_of_room
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
@@ -50,10 +50,9 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     Files that an earlier backup there holds are hard-linked. Raises: NoLedger, ConfigurationError, StoreCorrupt,
     StoreDamaged, BackupDamaged, ServiceError, OSError.
     """
-    for source in ledger_directories(directory):
-        if (source / LEDGER_FILE).is_file():
-            # The copy gets its own mark, which must not hide what is missing here.
-            require_whole(source / LEDGER_FILE)
+    if (directory / LEDGER_FILE).is_file():
+        # The copy gets its own mark, which must not hide what is missing here.
+        require_whole(directory / LEDGER_FILE)
     destination.mkdir(parents=True, exist_ok=True)
     busy = ServiceError(f"another `gspo backup` is writing to {destination}: wait for it, or name another directory")
     # Another one would take what is being written for a leftover.
@@ -68,19 +67,19 @@ def _back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, Backup
     partial = make_partial_directory(destination / name)
     with all_or_nothing(partial):
         with held_checkpoints(directory) as held:
-            copied = copy_ledgers(directory, held, partial, say)
+            checkpoints = copy_ledger(directory, held, partial, say)
             copying = _Copying(partial, earlier[-1] if earlier else None, say)
-            for checkpoint in copied.checkpoints:
+            for checkpoint in checkpoints:
                 for path in sorted((held / CHECKPOINTS / checkpoint.name).rglob("*")):
                     if path.is_file():
                         copying.add(str(path.relative_to(held)), path)
             if (directory / CHECKPOINTS / "last-version").is_file():
                 copying.add(f"{CHECKPOINTS}/last-version", directory / CHECKPOINTS / "last-version")
-            # After the ledgers: they hold no batch that was trained and is not scored there.
+            # After the ledger: it holds no batch that was trained and is not scored there.
             for path in sorted((directory / SCORES_DIRECTORY).glob("*.sqlite")):
                 copying.add_database(f"{SCORES_DIRECTORY}/{path.name}", path)
         number = earlier[-1][1].number + 1 if earlier else 1
-        manifest = _rest(directory, partial, name, number, copying, copied)
+        manifest = _rest(directory, partial, name, number, copying, checkpoints)
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         publish_directory(partial, destination / name)
     return destination / name, manifest
@@ -106,37 +105,33 @@ def all_or_nothing(partial: Path) -> Iterator[None]:
 
 
 def _rest(
-    directory: Path, partial: Path, name: str, number: int, copying: "_Copying", copied: CopiedLedgers
+    directory: Path, partial: Path, name: str, number: int, copying: "_Copying", checkpoints: list[Checkpoint]
 ) -> BackupManifest:
-    """Copy the files that the ledgers' copies name, and write the manifest."""
-    of_ledgers = [
-        _beside(source, partial, str(source.relative_to(directory)), copying) for source in ledger_directories(directory)
-    ]
-    if copied.checkpoints:
+    """Copy the files that the ledger's copy names, and write the manifest."""
+    run_id, num_batches = _beside(directory, partial, copying)
+    if checkpoints:
         latest = f"{CHECKPOINTS}/latest"
-        (partial / latest).write_text(copied.checkpoints[-1].name + "\n", encoding="utf-8")
+        (partial / latest).write_text(checkpoints[-1].name + "\n", encoding="utf-8")
         copying.describe(latest)
     return BackupManifest(
         format=FORMAT,
         name=name,
-        run_id=of_ledgers[0][0],
+        run_id=run_id,
         source=str(directory.resolve()),
-        num_batches=min(num_batches for _, num_batches in of_ledgers),
-        positions=sorted({checkpoint.batch_position for checkpoint in copied.checkpoints}),
-        one_moment=copied.one_moment,
-        num_brokers=len(of_ledgers),
+        num_batches=num_batches,
+        positions=sorted({checkpoint.batch_position for checkpoint in checkpoints}),
         new_bytes=copying.new_bytes,
         files=copying.files,
         number=number,
     )
 
 
-def _beside(source: Path, partial: Path, where: str, copying: "_Copying") -> tuple[str, int]:
-    """Copy the files that one ledger's copy in ``where`` names. Returns its run id, and its number of batches."""
-    ledger = partial / where / LEDGER_FILE
+def _beside(directory: Path, partial: Path, copying: "_Copying") -> tuple[str, int]:
+    """Copy the files that the ledger's copy names. Returns its run id, and its number of batches."""
+    ledger = partial / LEDGER_FILE
 
     def add(path: str) -> BackupFile:
-        return copying.add(os.path.normpath(f"{where}/{path}"), source / path)
+        return copying.add(path, directory / path)
 
     add(SETTINGS_FILE)
     with refusing_damage(ledger), closing(sqlite3.connect(ledger)) as connection:
@@ -144,16 +139,16 @@ def _beside(source: Path, partial: Path, where: str, copying: "_Copying") -> tup
         for row in reader.rows(ArchiveRow, "ORDER BY archive"):
             path = f"{ARCHIVE_DIRECTORY}/{row.name}"
             if add(path).sha256 != row.sha256:
-                raise BackupDamaged(f"{source / path} is damaged: `gspo audit {source}` says what it held")
+                raise BackupDamaged(f"{directory / path} is damaged: `gspo audit {directory}` says what it held")
         for addition in reader.rows(AdditionRow, "ORDER BY number"):
             add(f"{ADDED_DIRECTORY}/{addition.name}")
-        MetricsFile(ledger.parent / METRICS_FILE).append(reader.metrics_after(0))
+        MetricsFile(partial / METRICS_FILE).append(reader.metrics_after(0))
         num_batches = reader.number("SELECT count(*) FROM batches")
         run_id = str(connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0])
     mark_ledger(ledger)
     for path in (LEDGER_FILE, MARK_FILE, METRICS_FILE):
-        if (ledger.parent / path).is_file():
-            copying.describe(os.path.normpath(f"{where}/{path}"))
+        if (partial / path).is_file():
+            copying.describe(path)
     return run_id, num_batches
 
 

@@ -1,6 +1,6 @@
 """The manifest of a backup: its files with their digests, and the batches that it can be restored to.
 
-DESTINATION/2026-11-22T10-30-00Z/       one backup: a run directory (with broker-1 ... of several brokers), and
+DESTINATION/2026-11-22T10-30-00Z/       one backup: a run directory, and
     backup.json                         this manifest, written last
 DESTINATION/.partial-...                an interrupted backup: nothing reads it, and the next backup removes it
 """
@@ -39,15 +39,15 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Batches assembled."""
     positions: list[int]
     """The numbers of batches that its checkpoints cover: the possible values of --batch."""
-    one_moment: bool
-    """Whether the ledgers of several brokers are of one moment; otherwise they are only restored to a checkpoint."""
-    num_brokers: int
     new_bytes: int
     """Bytes that were copied; the other files are hard links to those of an earlier backup."""
     files: dict[str, BackupFile]
     number: int = 0
     """Counts the backups of a directory, from 1: a clock that was set back does not change their order. 0: of a release that
     did not count."""
+    one_moment: bool = True
+    num_brokers: int = 1
+    """With ``one_moment`` always so here: gspo 0.1.0, which restores backups of this format, also had several brokers."""
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +68,10 @@ def read_manifest(backup: Path) -> BackupManifest:
         # First: a backup of another release may lack fields, and is not damaged.
         found = msgspec.json.decode(content, type=_Format).format
         if found == FORMAT:
-            return msgspec.json.decode(content, type=BackupManifest)
+            manifest = msgspec.json.decode(content, type=BackupManifest)
+            if manifest.num_brokers > 1:
+                raise BackupDamaged(f"{backup} is of a run of {manifest.num_brokers} brokers: gspo 0.1.0 restores it")
+            return manifest
     except (OSError, ValueError, RecursionError) as error:
         raise BackupDamaged(f"{path} cannot be read: {error}; use another backup") from error
     raise BackupDamaged(f"{path} has format {found}, this release reads {FORMAT}: use the release that made it")

@@ -23,9 +23,8 @@ from gspo_services.broker.store import (
 )
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.runs.backup.backup import all_or_nothing, copy_and_digest
-from gspo_services.runs.backup.ledgers import CHECKPOINTS
+from gspo_services.runs.backup.ledger import CHECKPOINTS
 from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
@@ -39,9 +38,9 @@ def restore(
     """Restore the backup ``source``, or the newest one in it, to ``directory``, which must not exist or be empty.
 
     ``batch``: only the batches before this one, with a checkpoint that covers exactly them; with several backups in
-    ``source``, the newest that has it. None: everything, or up to the newest checkpoint if the ledgers are not of one
-    moment. ``learner``: where the learner's run.directory is, which must not exist or be empty either; None: ``directory``
-    has all. Every file is compared with its digest. The run gets a new identity, so processes of the old one cannot join it.
+    ``source``, the newest that has it. None: everything. ``learner``: where the learner's run.directory is, which must not
+    exist or be empty either; None: ``directory`` has all. Every file is compared with its digest. The run gets a new
+    identity, so processes of the old one cannot join it.
 
     Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
     """
@@ -52,19 +51,15 @@ def restore(
         _require_apart(directory.resolve(), learner.resolve())
     backup, manifest = _chosen(source, batch)
     say(f"restoring {backup}")
-    if batch is None and not manifest.one_moment:
-        batch = max(manifest.positions)
-        say(f"its ledgers were copied while the run was active: restoring it to the checkpoint of {batch} batches")
     with _made(directory, learner) as partial:
         _copy(backup, manifest, partial, batch, say)
         forget_commits(partial)
         checkpoint = _newest_checkpoint(partial)
         rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
-        for each in ledger_directories(partial):
-            _set_directory(each / SETTINGS_FILE, directory)
-            with refusing_damage(each / LEDGER_FILE):
-                rewrite_ledger(each / LEDGER_FILE, run_id=uuid.uuid4().hex[:12], rewind_to=rewind_to)
-            _after_the_ledger(each, rewound=batch is not None)
+        _set_directory(partial / SETTINGS_FILE, directory)
+        with refusing_damage(partial / LEDGER_FILE):
+            rewrite_ledger(partial / LEDGER_FILE, run_id=uuid.uuid4().hex[:12], rewind_to=rewind_to)
+        _after_the_ledger(partial, rewound=batch is not None)
         (partial / MANIFEST).unlink(missing_ok=True)
     return manifest
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_services.runs.ledgers import is_held
+from gspo_services.broker.store import LEDGER_FILE, lock_holder
 from gspo_services.runs.metrics import RunMetrics, read_metrics
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import read_run_settings, training_settings
@@ -79,7 +79,7 @@ def open_compared(directory: Path) -> ComparedRun:
         metrics=metrics,
         settings=settings,
         num_batches=num_batches if isinstance(num_batches, int) else None,
-        is_live=is_held(directory),
+        is_live=lock_holder(directory / LEDGER_FILE) is not None,
         notes=tuple(notes),
     )
 

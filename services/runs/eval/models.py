@@ -15,7 +15,7 @@ from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import module_command
-from gspo_services.shared.settings import Settings
+from gspo_services.shared.settings import Settings, several_brokers_in
 
 ALL: Final = "all"
 _SMALL: Final = (
@@ -96,6 +96,8 @@ def _found(run: Path, wanted: Sequence[str]) -> list[Checkpoint]:
         return []
     if not run.is_dir():
         raise ConfigurationError(f"--checkpoint: there is no run in {run} (run.directory); score a directory with --model")
+    if reason := several_brokers_in(run):
+        raise ConfigurationError(reason)
     by_batch = {each.batch_position: each for each in sorted(read_checkpoints(run), key=lambda each: each.policy_version)}
     there = ", ".join(str(batch) for batch in sorted(by_batch)) or "none"
     if list(wanted) == [ALL]:

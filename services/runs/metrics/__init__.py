@@ -12,7 +12,7 @@ from gspo_services.runs.metrics.events import (
     set_scores,
     typed,
 )
-from gspo_services.runs.metrics.follower import Damage, MetricsFollower, RunFollower
+from gspo_services.runs.metrics.follower import Damage, MetricsFollower
 from gspo_services.runs.metrics.pace import BatchPace
 from gspo_services.runs.metrics.rows import Row, column, known, number, or_none
 from gspo_services.runs.metrics.run_metrics import NoMetrics, RunMetrics, learning_watch, read_metrics
@@ -28,7 +28,6 @@ __all__ = [
     "NoMetrics",
     "Row",
     "RunEvent",
-    "RunFollower",
     "RunMetrics",
     "SetScores",
     "batch_metrics",

@@ -4,20 +4,17 @@ A line that is damaged costs itself alone. It is left out and counted, and the u
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.runs.metrics.rows import Row, parsed
 
 BLOCK_BYTES: Final = 4 * 2**20
 """Bytes read at once; a line has some kilobytes."""
 MOST_LINE_BYTES: Final = 8 * 2**20
 """A longer line is not the broker's."""
-OF_THE_RUN: Final = ("batch", "eval", "evaluation")
-"""Lines of these events are the same in the files of all brokers; all others are about one broker's share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,23 +137,3 @@ class MetricsFollower:
             self.damage = Damage(path=self.path, num_lines=1, first_line=self._line + 1, reason=reason)
         else:
             self.damage = replace(self.damage, num_lines=self.damage.num_lines + 1)
-
-
-class RunFollower:
-    """Follows the files of all brokers of a run: all of the first one's, and only share events of the others."""
-
-    def __init__(self, directories: Sequence[Path]) -> None:
-        """``directories``: each broker's ledger directory, in their order."""
-        self._followers = [MetricsFollower(each / METRICS_FILE) for each in directories]
-
-    def rows(self) -> Iterator[Row]:
-        """Yield what was written since the last call. Raises: OSError other than for a missing file."""
-        first, *others = self._followers
-        yield from first.rows()
-        for other in others:
-            yield from (row for row in other.rows() if row["event"] not in OF_THE_RUN)
-
-    def tell_damage(self, tell: Callable[[str], None]) -> None:
-        """Report each file's damage once. Call it when everything has been read."""
-        for follower in self._followers:
-            follower.tell_damage(tell)

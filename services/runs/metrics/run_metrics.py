@@ -1,16 +1,15 @@
-"""Reads the metrics.jsonl files of a run: finished, active, interrupted, or with damaged lines."""
+"""Reads the metrics.jsonl of a run: finished, active, interrupted, or with damaged lines."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_services.broker.metrics_file import METRICS_FILE
-from gspo_services.runs.ledgers import other_ledgers
 from gspo_services.runs.metrics.events import HeldOut, SetScores, held_out, set_scores
-from gspo_services.runs.metrics.follower import OF_THE_RUN, Damage, MetricsFollower
+from gspo_services.runs.metrics.follower import Damage, MetricsFollower
 from gspo_services.runs.metrics.rows import Row, count
 from gspo_services.shared.learning import LearningWatch, counted_components
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import read_run_settings
+from gspo_services.shared.settings import read_run_settings, several_brokers_in
 
 
 class NoMetrics(ConfigurationError):
@@ -22,7 +21,6 @@ class RunMetrics:
     """The lines of a run."""
 
     path: Path
-    """The file of the first broker."""
     batches: list[Row]
     """One row for each trained batch, in order; the last one if a batch was trained again."""
     evaluations: list[HeldOut]
@@ -30,10 +28,10 @@ class RunMetrics:
     sets: list[SetScores]
     """Results of named sets, in file order; the last one if a set was evaluated again after the same batches."""
     events: list[tuple[int, Row]]
-    """Other events at every broker, and repeated trainings of a batch, each with the batch that it is about; if it names
+    """Other events, and repeated trainings of a batch, each with the batch that it is about; if it names
     none, with the batch before it."""
     damage: tuple[Damage, ...]
-    """What is left out, of each file that has damaged lines."""
+    """What is left out, if lines are damaged."""
     learning: LearningWatch = field(default_factory=LearningWatch)
     """Whether the run learns, after all its lines."""
 
@@ -47,6 +45,8 @@ def read_metrics(directory: Path) -> RunMetrics:
 
     Raises: NoMetrics.
     """
+    if reason := several_brokers_in(directory):
+        raise NoMetrics(reason)
     path = directory / METRICS_FILE
     if not path.exists():
         what = "the broker writes it when it starts" if directory.is_dir() else "there is no such directory"
@@ -56,33 +56,29 @@ def read_metrics(directory: Path) -> RunMetrics:
     sets: dict[tuple[str, int], SetScores] = {}
     events: list[tuple[int, Row]] = []
     learning = learning_watch(directory)
-    followers = [MetricsFollower(each / METRICS_FILE) for each in (directory, *other_ledgers(directory))]
-    for follower in followers:
-        batch = 0
-        for row in _rows(follower):
-            event, named = row["event"], count(row, "batch")
-            batch = row["batch"] if event == "batch" else batch
-            if follower is followers[0]:
-                learning.take(row)
-            if event not in OF_THE_RUN:
-                events.append((batch if named is None else named, row))
-            elif follower is not followers[0]:
-                continue
-            elif event == "batch":
-                batches[batch] = row
-                events += [(batch, row)] if row.get("again") else []
-            elif event == "evaluation":
-                scores = set_scores(row)
-                sets[scores.name, scores.batch] = scores
-            elif (found := held_out(row)) is not None:
-                evaluations[found.batch, found.policy_version] = found
+    follower = MetricsFollower(path)
+    batch = 0
+    for row in _rows(follower):
+        event, named = row["event"], count(row, "batch")
+        learning.take(row)
+        if event == "batch":
+            batch = row["batch"]
+            batches[batch] = row
+            events += [(batch, row)] if row.get("again") else []
+        elif event == "evaluation":
+            scores = set_scores(row)
+            sets[scores.name, scores.batch] = scores
+        elif event != "eval":
+            events.append((batch if named is None else named, row))
+        elif (found := held_out(row)) is not None:
+            evaluations[found.batch, found.policy_version] = found
     return RunMetrics(
         path=path,
         batches=[batches[index] for index in sorted(batches)],
         evaluations=[evaluations[key] for key in sorted(evaluations)],
         sets=list(sets.values()),
         events=events,
-        damage=tuple(follower.damage for follower in followers if follower.damage is not None),
+        damage=() if follower.damage is None else (follower.damage,),
         learning=learning,
     )
 

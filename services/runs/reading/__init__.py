@@ -11,7 +11,7 @@ from gspo_services.runs.reading.rows import (
     RecordedTrajectory,
     RunFacts,
 )
-from gspo_services.runs.reading.run_files import OpenRun
+from gspo_services.runs.reading.run_files import OpenRun, open_run
 
 __all__ = [
     "MetricsLines",
@@ -24,5 +24,6 @@ __all__ = [
     "RecordedTokens",
     "RecordedTrajectory",
     "RunFacts",
+    "open_run",
     "process_events",
 ]

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from gspo_services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
-from gspo_services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, refusing_damage
+from gspo_services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, reading, refusing_damage
 from gspo_services.runs.reading.lines import MetricsLines
 from gspo_services.runs.reading.rows import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
 from gspo_services.runs.reading.token_arrays import tokens_of
@@ -27,6 +28,18 @@ from gspo_services.shared.settings import Settings, read_run_settings
 PAGE: Final = 512
 """Rows that are read at a time while everything is iterated over."""
 RUN_KEY: Final = "run"
+
+
+@contextmanager
+def open_run(directory: Path) -> Iterator["OpenRun"]:
+    """Read ``directory`` as it stands now: one state of the ledger, whatever a running broker writes meanwhile.
+
+    Keep it open for as long as one look takes: a broker cannot shorten its write-ahead log meanwhile. For a live run, open
+    it again. Not thread-safe. Raises: NoLedger when there is no ledger of this release; later, each method raises
+    StoreCorrupt where what it reads is damaged (both of ``gspo_services.broker.store``, both with the way out).
+    """
+    with reading(directory) as connection:
+        yield OpenRun(directory, connection)
 
 
 class OpenRun:
@@ -86,14 +99,6 @@ class OpenRun:
     def lines(self) -> MetricsLines:
         """The lines of metrics.jsonl, from the ledger: one for each batch, evaluation, drop, quarantine or requeue."""
         return MetricsLines(self._reader)
-
-    def other_lines(self) -> list[MetricsLines]:
-        """Where several brokers share the run: those of the others, for what happened to their shares alone."""
-        return []
-
-    def parts(self) -> list["OpenRun"]:
-        """The ledgers of the run, each as a run of its own; of one broker, this one."""
-        return [self]
 
     # --- batches ------------------------------------------------------------------------------------------------------
 

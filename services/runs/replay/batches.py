@@ -2,8 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,6 @@ from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_da
 from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
 from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights import WeightCopy, build_snapshot
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.schedules import RunSchedules
 from gspo_services.shared.settings import Settings
 
@@ -33,78 +31,17 @@ WHERE json_extract(line, '$.event') = 'batch' ORDER BY number
 
 
 class RecordedRun:
-    """What a run's ledgers hold for training. ``digests``: those published, by the number of batches trained before."""
+    """What a run's ledger holds for training. ``digests``: those published, by the number of batches trained before."""
 
     def __init__(self, directory: Path, settings: Settings, *, rescheduled: bool = False) -> None:
         """``rescheduled``: train with what the schedules of ``settings`` give each batch, and not with what was recorded.
 
         Raises: NoLedger, StoreCorrupt.
         """
-        directories = ledger_directories(directory)
-        size = settings.batch.groups_per_batch // len(directories)
-        part_tokens, with_experts = settings.broker.batch_part_tokens, settings.objective.routing_replay_from == "engine"
-        schedules = RunSchedules(settings)
-        self._ledgers = [
-            _RecordedLedger(each, size, part_tokens, schedules, rescheduled=rescheduled, with_experts=with_experts)
-            for each in directories
-        ]
-        self.digests: dict[int, set[str]] = {}
-        for ledger in self._ledgers:
-            for trained_batches, digests in ledger.digests.items():
-                self.digests.setdefault(trained_batches, set()).update(digests)
-        # The newest batch may lack a share: nobody trained it.
-        self.num_assembled = min(ledger.num_assembled for ledger in self._ledgers)
-        self._newest = max(ledger.newest_version for ledger in self._ledgers)
-        self._orders = self._ledgers[0].orders
-
-    @property
-    def num_batches(self) -> int:
-        """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
-        return self.num_assembled or min(ledger.num_unassembled for ledger in self._ledgers)
-
-    def trained_in_another_order(self, first: int, end: int) -> list[int]:
-        """Batches of [first, end) whose groups the run's learner did not deal to mini-batches as this release does."""
-        return [index for index, order in sorted(self._orders.items()) if first <= index < end and order != MINI_BATCH_ORDER]
-
-    def answers(self, index: int) -> Iterator[Answer]:
-        """The batch as the learner received it, part by part, each read when it is asked for; or that it was quarantined.
-
-        Raises: StoreCorrupt when its tokens are not those that were recorded.
-        """
-        # Where no batch was assembled, each is one version later: it has lag, as it would have with a learner.
-        would_be = None if self.num_assembled else self._newest + index
-        with ExitStack() as stack:
-            streams = [stack.enter_context(closing(ledger.answers(index, would_be))) for ledger in self._ledgers]
-            yield from _together(streams)
-
-
-def _together(streams: Sequence[Iterator[Answer]]) -> Iterator[Answer]:
-    """The ledgers' shares of a batch as one stream; of one ledger its own."""
-    if len(streams) == 1:
-        return streams[0]
-    from gspo_services.learner.several import merged_answers
-
-    return merged_answers(streams)
-
-
-class _RecordedLedger:
-    """One ledger. Where several brokers shared the run it has the share of one."""
-
-    def __init__(
-        self,
-        directory: Path,
-        size: int,
-        part_tokens: int,
-        schedules: RunSchedules,
-        *,
-        rescheduled: bool,
-        with_experts: bool = False,
-    ) -> None:
-        """``size``: the groups of a batch here. Raises: NoLedger, StoreCorrupt."""
         self._directory = directory
-        self._part_tokens = part_tokens
-        self._with_experts = with_experts
-        self._schedules = schedules
+        self._part_tokens = settings.broker.batch_part_tokens
+        self._with_experts = settings.objective.routing_replay_from == "engine"
+        self._schedules = RunSchedules(settings)
         self._rescheduled = rescheduled
         self.digests: dict[int, set[str]] = {}
         with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
@@ -116,22 +53,29 @@ class _RecordedLedger:
                 "SELECT group_id FROM groups WHERE split = 'train' AND status = 'complete' ORDER BY group_id"
             )
             waiting = [group_id for (group_id,) in complete]
-            self.orders: dict[int, float | None] = dict(connection.execute(ORDERS))
+            self._orders: dict[int, float | None] = dict(connection.execute(ORDERS))
             """By batch that was trained: the learner's ``MINI_BATCH_ORDER``; None: a release that had no such number."""
-        self.newest_version = int(newest)
+        self._newest_version = int(newest)
         # A run without a learner has no batches: its groups are taken in their order.
+        size = settings.batch.groups_per_batch
         self._unassembled = [tuple(waiting[at : at + size]) for at in range(0, len(waiting) - size + 1, size)]
 
     @property
-    def num_unassembled(self) -> int:
-        """Batches that its complete groups would make."""
-        return len(self._unassembled)
+    def num_batches(self) -> int:
+        """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
+        return self.num_assembled or len(self._unassembled)
 
-    def answers(self, index: int, would_be: int | None) -> Generator[Answer]:
-        """``would_be``: the version of a batch that is made of complete groups; None: it was assembled.
+    def trained_in_another_order(self, first: int, end: int) -> list[int]:
+        """Batches of [first, end) whose groups the run's learner did not deal to mini-batches as this release does."""
+        return [index for index, order in sorted(self._orders.items()) if first <= index < end and order != MINI_BATCH_ORDER]
 
-        Raises: StoreCorrupt.
+    def answers(self, index: int) -> Iterator[Answer]:
+        """The batch as the learner received it, part by part, each read when it is asked for; or that it was quarantined.
+
+        Raises: StoreCorrupt when its tokens are not those that were recorded.
         """
+        # Where no batch was assembled, each is one version later: it has lag, as it would have with a learner.
+        would_be = None if self.num_assembled else self._newest_version + index
         with refusing_damage(self._directory / LEDGER_FILE), reading(self._directory) as connection:
             reader = Reader(self._directory / LEDGER_FILE, connection)
             quarantined = reader.quarantined().get(index)

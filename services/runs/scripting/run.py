@@ -10,20 +10,18 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gspo_services.broker.metrics_file import METRICS_FILE
-from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.ledgers import is_held, other_ledgers
+from gspo_services.broker.store import LEDGER_FILE, lock_holder
 from gspo_services.runs.metrics import (
     BatchMetrics,
     Event,
     HeldOut,
-    RunFollower,
+    MetricsFollower,
     RunMetrics,
     batch_metrics,
     read_metrics,
     typed,
 )
-from gspo_services.runs.opening import open_run
-from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
+from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
 from gspo_services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
 from gspo_services.runs.scripting.processes import ask_to_stop, interrupt, last_lines, log_path, overrides_of, start_run
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
@@ -83,7 +81,7 @@ class TrainingRun:
         settings = load_settings(Path(config), words, fetch=True)
         require_model(settings.model.path)
         directory = settings.run.directory.absolute()
-        if is_held(directory):
+        if lock_holder(directory / LEDGER_FILE) is not None:
             raise ConfigurationError(f"{directory}: this run is already active: Run.open({str(directory)!r}) watches it")
         return cls(directory, settings, start_run(Path(config), words, directory))
 
@@ -99,7 +97,7 @@ class TrainingRun:
         """Whether the run is active: the process that this script started, or a broker on this machine."""
         if self._process is not None:
             return self._process.poll() is None
-        return is_held(self.directory)
+        return lock_holder(self.directory / LEDGER_FILE) is not None
 
     # --- the run while it is active -----------------------------------------------------------------------------------
 
@@ -109,7 +107,7 @@ class TrainingRun:
         Raises: TimeoutError if it has not ended after ``timeout_s``; RunFailed if a run that this script started failed;
         ConfigurationError when metrics.jsonl cannot be read.
         """
-        follower = RunFollower((self.directory, *other_ledgers(self.directory)))
+        follower = MetricsFollower(self.directory / METRICS_FILE)
         if not history:
             for _ in _events(follower):
                 pass
@@ -255,7 +253,7 @@ class TrainingRun:
         return DataFrame(self.columns(kind, split=split))
 
 
-def _events(follower: RunFollower) -> Iterator[Event]:
+def _events(follower: MetricsFollower) -> Iterator[Event]:
     """Yield new events, typed. Warns once of the damage of each file. Raises: ConfigurationError."""
     try:
         for row in follower.rows():

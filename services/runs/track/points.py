@@ -6,7 +6,6 @@ measure at each step.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,9 +34,7 @@ class Point:
 class Translation:
     """Turns the rows of one run into points; rows must come in order, from the first one."""
 
-    def __init__(self, others_until: Callable[[int], Iterable[Row]] = lambda batch: ()) -> None:
-        """``others_until``: further rows of the run's other brokers, up to a batch; they are only counted."""
-        self._others_until = others_until
+    def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
 
@@ -61,8 +58,6 @@ class Translation:
         # None: there was nothing to compute this measure from.
         values = {name: value for name, value in measures.items() if not math.isnan(value)}
         if event == "batch":
-            for other in self._others_until(batch):
-                self._count(str(other.get("event")), other)
             values |= {name: float(number) for name, number in self._counts.items()}
         values[LINE] = float(line)
         at = 0.0 if math.isnan(time := number(row, "time")) else time

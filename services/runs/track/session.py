@@ -14,7 +14,6 @@ from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.runs.metrics import MetricsFollower
 from gspo_services.runs.track.clients import Tracker
 from gspo_services.runs.track.cursor import Cursor, CursorFile
-from gspo_services.runs.track.others import OtherBrokers
 from gspo_services.runs.track.points import Point, Translation
 from gspo_services.runs.track.samples import SampleReader, SampleTable
 from gspo_services.shared.runtime.errors import ServiceError
@@ -96,8 +95,7 @@ class TrackerSession:
         sent = _foreign(tracker.last_line)
         sent = self.cursor.line if sent is None else sent
         follower = MetricsFollower(self._directory / METRICS_FILE)
-        others = OtherBrokers(self._directory)
-        translation = Translation(others.until)
+        translation = Translation()
         while True:
             last_time = stop.is_set()
             rows = follower.read()
@@ -115,7 +113,6 @@ class TrackerSession:
                 self._note(done)
                 continue
             follower.tell_damage(self._tell)
-            others.tell_damage(self._tell)
             if last_time:
                 return
             stop.wait(POLL_S)

@@ -6,8 +6,7 @@ from typing import Any, Final
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger, StoreCorrupt
 from gspo_services.runs.learning import compared_tasks, shown_answers
-from gspo_services.runs.ledgers import other_ledgers
-from gspo_services.runs.metrics import RunFollower, learning_watch
+from gspo_services.runs.metrics import MetricsFollower, learning_watch
 from gspo_services.runs.reading import OpenRun, RunFacts
 from gspo_services.runs.view.groups import Learned, chosen_groups, groups_of_batch
 from gspo_services.runs.view.learner_numbers import LearnerNumbers
@@ -130,7 +129,7 @@ def _summary(run: WatchedRun) -> dict[str, Any]:
     plain: dict[str, Any] = {"name": run.name, "directory": str(run.directory), "error": ""}
     try:
         with run.opened() as opened:
-            run.curves.read(opened.lines(), opened.other_lines())
+            run.curves.read(opened.lines())
             plain |= plain_facts(opened.facts())
     except (NoLedger, StoreCorrupt, OSError) as error:
         plain["error"] = str(error)
@@ -146,7 +145,7 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
         with run.opened() as opened:
             found = opened.facts()
             facts = plain_facts(found)
-            run.curves.read(opened.lines(), opened.other_lines())
+            run.curves.read(opened.lines())
             progress = plain_progress(opened, found, run.curves)
             tasks = compared_tasks(opened, curves.learning)
         _read_answers(run, found.settings)
@@ -156,7 +155,7 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
         error = str(problem)
         # Made anew each time: the page keeps what the ledger said.
         curves = Curves(lambda: learning_watch(run.directory))
-        follower = RunFollower((run.directory, *other_ledgers(run.directory)))
+        follower = MetricsFollower(run.directory / METRICS_FILE)
         curves.take(follower.rows())
         damage: list[str] = []
         follower.tell_damage(damage.append)

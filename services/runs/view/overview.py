@@ -1,7 +1,7 @@
 """The curves of a run: one column a measure, one point a batch. They are read once, then only what is new."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from gspo_services.runs.metrics import BatchPace, Row, number, or_none, set_scores
@@ -45,8 +45,6 @@ class Curves:
         self._begin_watch = begin_watch
         self.learning = begin_watch()
         self._last = 0
-        self._lasts: list[int] = []
-        """The numbers of the last events of other brokers."""
         self._columns: dict[int, list[float | None]] = {}
         self.evaluations: dict[int, dict[str, Any]] = {}
         """The finished evaluations, by batch."""
@@ -60,19 +58,12 @@ class Curves:
         self.dropped: dict[str, int] = {}
         """Groups that were dropped, by reason."""
 
-    def read(self, lines: MetricsLines, others: Sequence[MetricsLines] = ()) -> None:
-        """Add what is new in the ledger, and the events in those of ``others``. Raises: StoreCorrupt."""
-        lasts = [0] * len(others) if len(self._lasts) != len(others) else self._lasts
-        if lines.last < self._last or any(each.last < last for each, last in zip(others, lasts, strict=True)):
+    def read(self, lines: MetricsLines) -> None:
+        """Add what is new in the ledger. Raises: StoreCorrupt."""
+        if lines.last < self._last:
             # Another run has the directory now, or this one stands as it did before.
             self.__init__(self._begin_watch)  # type: ignore[misc]
-            lasts = [0] * len(others)
         self.take(lines.after(self._last))
-        for place, each in enumerate(others):
-            for line in each.after(lasts[place], *EVENTS):
-                lasts[place] = line["line"]
-                self._event(str(line["event"]), line)
-        self._lasts = lasts
 
     def take(self, lines: Iterable[Row]) -> None:
         """Add lines that were not added yet."""

@@ -30,10 +30,7 @@ def waits_for(opened: OpenRun, facts: RunFacts) -> str:
     if not facts.num_trajectories:
         return "It waits for a rollout: none has asked for a task yet. Its engine may still load the model."
     if not facts.num_batches:
-        groups: dict[str, int] = {}
-        for part in opened.parts():
-            for status, number in part.select(IN_PLAY):
-                groups[status] = groups.get(status, 0) + number
+        groups: dict[str, int] = dict(opened.select(IN_PLAY))
         wanted = "" if facts.settings is None else f" of the {facts.settings.batch.groups_per_batch} of its first batch"
         return f"It generates: {groups.get('complete', 0)}{wanted} groups are complete, {groups.get('open', 0)} under way."
     return "The learner trains the first batch."

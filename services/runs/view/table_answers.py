@@ -8,8 +8,7 @@ from typing import Any, Final
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger, StoreCorrupt
 from gspo_services.runs.expected import ExpectedAnswers
-from gspo_services.runs.ledgers import other_ledgers
-from gspo_services.runs.metrics import RunFollower
+from gspo_services.runs.metrics import MetricsFollower
 from gspo_services.runs.view.completions import CompletionQuery, Whole, read_query
 from gspo_services.runs.view.metric_columns import MetricColumns
 from gspo_services.runs.view.overview import MOST_POINTS
@@ -174,5 +173,5 @@ def _columns(run: WatchedRun) -> MetricColumns:
         if not (run.directory / METRICS_FILE).is_file():
             raise
         columns = MetricColumns()
-        columns.take(RunFollower((run.directory, *other_ledgers(run.directory))).rows())
+        columns.take(MetricsFollower(run.directory / METRICS_FILE).rows())
         return columns

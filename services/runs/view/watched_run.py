@@ -11,8 +11,7 @@ from typing import Final, TypeVar
 
 from gspo_services.runs.expected import ExpectedAnswers
 from gspo_services.runs.metrics import learning_watch
-from gspo_services.runs.opening import open_run
-from gspo_services.runs.reading import OpenRun
+from gspo_services.runs.reading import OpenRun, open_run
 from gspo_services.runs.view.completions import CompletionIndex, Completions
 from gspo_services.runs.view.metric_columns import MetricColumns
 from gspo_services.runs.view.overview import Curves

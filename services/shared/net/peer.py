@@ -95,13 +95,11 @@ class PeerClient:
         fingerprint: str = "",
         security: Security = PLAINTEXT,
         number: int = 0,
-        expected: tuple[int, int] | None = None,
         known: Callable[[], LedgerCommit | None] = lambda: None,
     ) -> None:
         """``endpoint``: several addresses, with commas between them, are a broker's and its standbys', of which one answers.
         ``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
         ``number``: of the clients that the session had there before: the other end may not know yet that they are gone.
-        ``expected``: the number of the broker that is to answer, and of how many; None: any. ``run`` raises for another one.
         ``known``: the newest commit of its ledger that a former life was told of, asked for until the first Welcome.
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
@@ -118,7 +116,6 @@ class PeerClient:
         self._session = session
         self._clock = clock
         self._fingerprint = fingerprint
-        self._expected = expected
         self._known = known
         self.commit: LedgerCommit | None = None
         """The newest commit of the other end's ledger that this end was told of."""
@@ -305,14 +302,7 @@ class PeerClient:
             await self._say_hello()
 
     async def _on_welcome(self, welcome: Welcome) -> None:
-        require_expected(
-            welcome,
-            self._former_run,
-            spec=self._spec,
-            endpoint=self.endpoint,
-            fingerprint=self._fingerprint,
-            expected=self._expected,
-        )
+        require_expected(welcome, self._former_run, spec=self._spec, endpoint=self.endpoint, fingerprint=self._fingerprint)
         if self._is_quiet:
             return  # The answer to an earlier Hello.
         first = not self._welcomed.is_set()

@@ -18,23 +18,12 @@ def require_expected(
     spec: ChannelSpec,
     endpoint: str,
     fingerprint: str,
-    expected: tuple[int, int] | None,
 ) -> None:
     """``former_run``: the run that this process has something of; empty: none. ``fingerprint``: of the settings here; empty:
-    any. ``expected``: the broker's number and how many there are; None: any.
+    any.
 
     Raises: ServiceError.
     """
-    if expected is not None and welcome.num_brokers != expected[1]:
-        raise ServiceError(
-            f"{spec.name} channel: {endpoint} is one of {welcome.num_brokers} brokers, and broker.num_brokers is "
-            f"{expected[1]} here: it must be the same in every process of a run"
-        )
-    if expected is not None and welcome.broker != expected[0]:
-        raise ServiceError(
-            f"{spec.name} channel: broker.{spec.name}_endpoint of broker {expected[0]} ({endpoint}) is answered by broker "
-            f"{welcome.broker}: give each broker its own endpoint, the same in every process of a run"
-        )
     if fingerprint and welcome.fingerprint and welcome.fingerprint != fingerprint:
         raise ServiceError(
             f"{spec.name} channel: {endpoint} runs other settings (fingerprint {welcome.fingerprint}, here "

@@ -18,6 +18,7 @@ from gspo_services.shared.settings.exposure import EXPOSED, is_private
 from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.hub import FETCHED, SCHEME, hub_name, local_path
 from gspo_services.shared.settings.keys import (
+    REMOVED,
     RENAMED,
     Key,
     all_keys,
@@ -36,7 +37,12 @@ from gspo_services.shared.settings.opened import (
     opened_paths,
 )
 from gspo_services.shared.settings.places import is_place, training_settings
-from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
+from gspo_services.shared.settings.run_settings import (
+    SETTINGS_FILE,
+    read_run_settings,
+    several_brokers_in,
+    write_run_settings,
+)
 from gspo_services.shared.settings.sections import (
     ONLY_SET,
     QUANTISING_FORMATS,
@@ -67,6 +73,7 @@ __all__ = [
     "HIDDEN",
     "ONLY_SET",
     "QUANTISING_FORMATS",
+    "REMOVED",
     "RENAMED",
     "RESERVED",
     "SCHEDULED",
@@ -115,6 +122,7 @@ __all__ = [
     "require_model",
     "run_fingerprint",
     "section_names",
+    "several_brokers_in",
     "told_settings",
     "training_settings",
     "value_at",

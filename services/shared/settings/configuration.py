@@ -17,7 +17,7 @@ from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.runtime.user_modules import USERS_FOLDER
 from gspo_services.shared.settings.folder import placed, with_paths
 from gspo_services.shared.settings.hub import SCHEME, local_path
-from gspo_services.shared.settings.keys import RENAMED, close_match, names_in
+from gspo_services.shared.settings.keys import REMOVED, RENAMED, close_match, names_in
 from gspo_services.shared.settings.sections import Settings
 
 ENVIRONMENT_PREFIX: Final = "GSPO_"
@@ -180,13 +180,14 @@ def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}, renamed:
 
 
 def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str], renamed: Mapping[str, str]) -> None:
-    """Raises: ConfigurationError with each renamed key, its value, where it is set, and its new name."""
+    """Raises: ConfigurationError with each key that was renamed or removed, its value, where it is set, and what to do."""
     lines = []
-    for old, new in renamed.items():
+    what_to_do = {old: f"the key is now called {new}" for old, new in renamed.items()} | dict(REMOVED)
+    for old, text in what_to_do.items():
         section, _, key = old.partition(".")
         table = plain.get(section) if isinstance(plain, dict) else None
         if isinstance(table, dict) and key in table:
-            lines.append(f"{sources.get(old, origin)[:200]}: {old} is {repr(table[key])[:200]}: the key is now called {new}")
+            lines.append(f"{sources.get(old, origin)[:200]}: {old} is {repr(table[key])[:200]}: {text}")
     if lines:
         raise ConfigurationError("\n".join(lines))
 

@@ -33,7 +33,8 @@ def run_fingerprint(settings: Settings) -> str:
         # The members of a group are compared, and different rollouts may grade them.
         "reward": {name: plain["reward"][name] for name in _OF_REWARDS} | {"model": PurePath(plain["reward"]["model"]).name},
         "batch": plain["batch"],
-        "num_brokers": plain["broker"]["num_brokers"],
+        # As gspo 0.1.0 has it for one broker: such runs are continued.
+        "num_brokers": 1,
     }
     # Not the default, so that runs which began before it counted are continued.
     if plain["reward"]["model"] and plain["reward"]["model_dtype"] != "auto":

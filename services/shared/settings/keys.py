@@ -38,6 +38,13 @@ RENAMED: Final[Mapping[str, str]] = {
 }
 """Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""
 
+_ONE_BROKER: Final = (
+    "a run has one broker, which carries 1,000 rollouts (docs/scale.md): leave the key out. Against the loss of its machine "
+    "there is a standby: broker.database (docs/guide/brokers.md)"
+)
+REMOVED: Final[Mapping[str, str]] = {"broker.num_brokers": _ONE_BROKER, "broker.number": _ONE_BROKER}
+"""Keys that a release has taken away, and what to do without them. Such a key is an error."""
+
 FORMERLY: Final[Mapping[str, Any]] = {"learner.spread_masters": False}
 """New keys whose default is not what a run did before: what it did, for a settings.json without them."""
 

@@ -71,8 +71,7 @@ def opened_paths(settings: Settings, process: Process) -> Iterator[OpenedPath]:
 def called_addresses(settings: Settings, process: Process) -> Iterator[CalledAddress]:
     """What ``process`` connects to; code of the user's own may call more."""
     if process == "rollout":
-        for address in settings.broker.work_endpoints:
-            yield CalledAddress(setting="broker.work_endpoint", address=address, process="broker")
+        yield CalledAddress(setting="broker.work_endpoint", address=settings.broker.work_endpoint, process="broker")
         # The broker says where: what this setting is for the learner.
         weights = settings.learner.advertised_weights_endpoint or settings.learner.weights_endpoint
         yield CalledAddress(setting="learner.advertised_weights_endpoint", address=weights, process="learner")
@@ -90,9 +89,8 @@ def called_addresses(settings: Settings, process: Process) -> Iterator[CalledAdd
     if process == "learner":
         if settings.distillation.url:
             yield CalledAddress(setting="distillation.teacher", address=settings.distillation.url)
-        rank_zero = settings.learner.node_rank == 0
-        for address in settings.broker.batch_endpoints if rank_zero else ():
-            yield CalledAddress(setting="broker.batch_endpoint", address=address, process="broker")
+        if settings.learner.node_rank == 0:
+            yield CalledAddress(setting="broker.batch_endpoint", address=settings.broker.batch_endpoint, process="broker")
         if settings.learner.num_nodes > 1:
             met = f"tcp://{settings.learner.rendezvous_address}"
             yield CalledAddress(setting="learner.rendezvous_address", address=met, process="learner")
@@ -111,12 +109,12 @@ def named_code(settings: Settings, process: Process) -> Iterator[tuple[str, str]
 
 
 def _tasks(settings: Settings) -> Iterator[OpenedPath]:
-    """The tasks that a broker reads: to train on, and of broker 0 those that are held out."""
-    evaluates = settings.broker.number == 0 and settings.evaluation.every_batches > 0
+    """The tasks that a broker reads: to train on, and those that are held out."""
+    evaluates = settings.evaluation.every_batches > 0
     splits = {"train", "eval"} if evaluates and not settings.evaluation.sets else {"train"}
     options = settings.environment.options
     yield from _of_options("environment.options", options, _of_splits(options, splits))
-    for name, chosen in settings.evaluation.in_runs().items() if settings.broker.number == 0 else ():
+    for name, chosen in settings.evaluation.in_runs().items():
         own = settings.for_set(chosen).environment.options
         yield from _of_options(f"evaluation.sets.{name}.options", own, _of_splits(own, {chosen.split}))
 

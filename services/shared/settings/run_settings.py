@@ -11,7 +11,7 @@ from typing import Any, Final
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import found_on_hub, require_plain, validated
 from gspo_services.shared.settings.folder import is_relative, placed, with_paths
-from gspo_services.shared.settings.keys import FORMERLY
+from gspo_services.shared.settings.keys import FORMERLY, REMOVED
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.shared.settings.told import told_settings
 
@@ -21,7 +21,7 @@ FOLDER: Final = "folder"
 
 def write_run_settings(settings: Settings) -> None:
     """Replace the file. Raises: OSError."""
-    path = settings.ledger_directory / SETTINGS_FILE
+    path = settings.run.directory / SETTINGS_FILE
     partial = path.with_name(f".partial-{path.name}")
     folder = os.path.abspath(settings.folder)
     # Paths from the command line start at the working directory.
@@ -35,11 +35,33 @@ def write_run_settings(settings: Settings) -> None:
     os.replace(partial, path)
 
 
+def several_brokers_in(directory: Path) -> str:
+    """Why this release cannot read the run in ``directory``: several brokers shared it. Empty: none did.
+
+    What else its settings.json says does not matter here: it may be of another release.
+    """
+    try:
+        broker = json.loads((directory / SETTINGS_FILE).read_text(encoding="utf-8"))["broker"]
+        number = int(broker.get("num_brokers", 1))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        number = 1
+    if number == 1 and (directory / "broker-1" / SETTINGS_FILE).is_file():
+        number = 2
+    if number == 1:
+        return ""
+    return (
+        f"{directory} is a run of several brokers, or the part of one of them, and this release has one broker a run: gspo "
+        "0.1.0 reads it. Finish it with that release, or export it with that release and begin a new run from the export"
+    )
+
+
 def read_run_settings(directory: Path) -> Settings:
     """Read the settings of a run's last start.
 
-    Raises: ConfigurationError when they are missing, or are not settings of this release.
+    Raises: ConfigurationError when they are missing, are not settings of this release, or several brokers shared the run.
     """
+    if reason := several_brokers_in(directory):
+        raise ConfigurationError(reason)
     path = directory / SETTINGS_FILE
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -51,13 +73,19 @@ def read_run_settings(directory: Path) -> Settings:
     folder = _folder(plain, directory)
     plain, told_paths = placed(plain, Path(folder)) if folder else (plain, {})
     if isinstance(plain, dict):
-        _fill_in_former(plain)
+        _bring_up_to_date(plain)
         plain = found_on_hub(plain, str(path), told_paths, fetch=False)
     return validated(plain, str(path)).read_in(folder, told_paths)
 
 
-def _fill_in_former(plain: dict[str, Any]) -> None:
-    """Set the keys that an older release, which wrote all of its own, did not have to what it did without them."""
+def _bring_up_to_date(plain: dict[str, Any]) -> None:
+    """An older release wrote all keys of its own. Set those that it did not have to what it did without them, and leave
+    those out that are no more."""
+    for key in REMOVED:
+        section, _, name = key.partition(".")
+        values = plain.get(section)
+        if isinstance(values, dict):
+            values.pop(name, None)
     for key, value in FORMERLY.items():
         section, _, name = key.partition(".")
         values = plain.get(section)

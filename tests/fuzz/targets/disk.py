@@ -12,7 +12,7 @@ from typing import Any, Final
 from gspo_services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
 from gspo_services.cli.doctor.observe import read_ledger
 from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.fuzz.mutate import FRAME_MARK, mutate_bytes, mutate_json
 from tests.fuzz.scratch import scratch
 from tests.fuzz.target import Target, require

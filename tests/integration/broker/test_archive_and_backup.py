@@ -8,8 +8,8 @@ from pathlib import Path
 import zmq.asyncio
 
 from gspo_protocol.messages import Checkpointed, Resume, Trained
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup import back_up, list_backups, restore
-from gspo_services.runs.opening import audit_run
 from tests.support.broker.batch_rows import RUN_TIMEOUT_S, rows_of_batches
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout, running
 from tests.support.broker.process import BrokerProcess, broker_process, eventually

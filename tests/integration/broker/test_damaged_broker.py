@@ -8,7 +8,7 @@ import zmq.asyncio
 
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.cli.main import main
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerDidNotStart, broker_process, eventually

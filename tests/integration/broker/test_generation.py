@@ -11,7 +11,7 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gspo_services.learner.checkpoints.versions import newest_given
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.replay.__main__ import replay_command
 from tests.support.broker.peers import ScriptedRollout
 from tests.support.broker.process import broker_process, eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq.asyncio
 
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process, scraped

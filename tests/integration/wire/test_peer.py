@@ -427,29 +427,6 @@ async def test_a_run_with_other_settings_ends_the_connection_and_names_what_must
         assert "[batch]" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("welcome", "said"),
-    [
-        ({"broker": 1, "num_brokers": 3}, "broker.work_endpoint of broker 2 ({}) is answered by broker 1: give each broker"),
-        ({"broker": 2, "num_brokers": 4}, "{} is one of 4 brokers, and broker.num_brokers is 3 here"),
-        ({}, "{} is one of 1 brokers, and broker.num_brokers is 3 here"),
-    ],
-)
-async def test_another_broker_than_the_expected_one_ends_the_connection(welcome: dict[str, int], said: str) -> None:
-    async with zmq_context() as context:
-        end = ScriptedEnd(context, WORK)
-        client = a_client(context, WORK, end.endpoint, expected=(2, 3))
-        async with asyncio.TaskGroup() as tasks:
-            client_ends = tasks.create_task(ending(client.run()))
-            await end.welcome(broker=2, num_brokers=3)
-            await client.connected_welcome()
-            await end.refuse_session()
-            await end.welcome(**welcome)
-            error = await client_ends
-        assert isinstance(error, ServiceError)
-        assert said.format(end.endpoint) in str(error)
-
-
 async def test_a_process_of_the_former_run_does_not_join_a_restored_one() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)

@@ -41,7 +41,7 @@ class SimSolver:
         run = self._audit.agent_begins(self._process.session, calls.log.trajectory_id, calls.log.epoch)
         solving = _Solving(task, journal, self._endpoint, run, self._audit)
         reads_clock = self._audit.rules.reads_clock
-        outside = Outside(ask=solving.ask, step=solving.step, now=self._audit.shared.now, reads_clock=reads_clock)
+        outside = Outside(ask=solving.ask, step=solving.step, now=self._audit.now, reads_clock=reads_clock)
         number = task.task["number"]
         assert isinstance(number, int)
         try:

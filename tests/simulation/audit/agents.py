@@ -42,6 +42,9 @@ class Generation:
 class AgentAudit(Books):
     """Checks what agents ask, get, do and earn."""
 
+    num_effects = 0
+    """Side effects of steps."""
+
     # --- the engine -----------------------------------------------------------------------------------------------------
 
     def samples(self, session: str, generation: Generation) -> None:
@@ -135,8 +138,8 @@ class AgentAudit(Books):
                 f"brought the result {recorded}"
             ),
         )
-        self.shared.num_effects += 1
-        return self.shared.num_effects
+        self.num_effects += 1
+        return self.num_effects
 
     def step_returned(self, run: AgentRun, name: str, arguments: str, result: object) -> None:
         """The agent has the result of its next step."""

@@ -50,11 +50,10 @@ class Rules:
     num_batches: int
     group_size: int
     groups_per_batch: int
-    """A broker's share of a batch, if there are several brokers."""
     max_lag: int
     max_attempts: int
     max_filtered: int
-    """Groups that one batch, or share of it, may filter out; 0: none."""
+    """Groups that one batch may filter out; 0: none."""
     num_tasks: int | None
     rest_after_groups: int
     """A task rests after so many zero-advantage groups in a row; 0: none does..."""
@@ -71,8 +70,6 @@ class Rules:
     """The answers of a group are graded together."""
     replays: bool
     """What an agent repeats is answered from the record."""
-    num_brokers: int
-    """Brokers that share the run: of each id and task, the remainder by this is the number of its broker."""
 
 
 @dataclass
@@ -114,65 +111,32 @@ class Durable:
         return sum(chunk.num_tokens for chunk in self.chunks.get(trajectory_id, ()))
 
 
-class Shared:
-    """What all brokers' books have in common."""
+class Books:
+    """What all parts of the audit have in common."""
 
-    def __init__(self, happened: Counter[str], report: Callable[[Violation], None]) -> None:
+    def __init__(self, rules: Rules, happened: Counter[str], report: Callable[[Violation], None]) -> None:
         """``report`` is called with each violation."""
+        self.rules = rules
         self.happened = happened
         self.report = report
+        self.durable = Durable()
         self.published: dict[int, bytes] = {}
         """By version that a learner was about to publish: all its bytes."""
         self.served: defaultdict[str, set[int]] = defaultdict(set)
         """By session: versions that its engine has really loaded."""
         self.divergences: Counter[str] = Counter()
         """By session: how often its agents did not repeat what they did."""
-        self.num_effects = 0
-        """Side effects of steps."""
         self.poison: dict[int, Poison] = {}
         """By batch: what it does to whoever handles it."""
-        self.unreadable_at: dict[int, int] = {}
-        """By unreadable batch: the broker whose share of it cannot be read."""
         self.deadly: set[int] = set()
         """Trajectories that end every rollout that samples them."""
-        self.given: dict[tuple[str, int], int] = {}
-        """By what it is (a group, a trajectory, a prompt, a task) and its number: the broker that gave it first."""
-        self.digests: dict[int, str] = {}
-        """By version that some broker knows."""
-        self.met: defaultdict[str, set[int]] = defaultdict(set)
-        """By session of a learner: the versions at which brokers welcomed it."""
-        self.first_welcomed: set[str] = set()
-        """Sessions of learners that broker 0 has welcomed."""
         self.superseded: set[str] = set()
         """Sessions that may be told that they were replaced."""
         self.dies: Callable[[Process], None] = lambda _: None
         """Called when a process is killed by what it does."""
         self.now: Callable[[], float] = lambda: 0.0
-        self.is_away: Callable[[int], bool] = lambda _: False
-        """Whether the broker of this number is down or sleeps."""
         self.passes: Callable[[Point], None] = lambda _: None
         """Called at the moments at which the weather may strike."""
-
-    def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
-        if not holds:
-            self.report(Violation(invariant, text()))
-
-
-class Books:
-    """What all parts of the audit of one broker have in common."""
-
-    def __init__(self, rules: Rules, shared: Shared, number: int = 0) -> None:
-        """``number``: the broker's."""
-        self.rules = rules
-        self.shared = shared
-        self.number = number
-        self.report = shared.report
-        self.happened = shared.happened
-        self.served = shared.served
-        self.divergences = shared.divergences
-        self.poison = shared.poison
-        self.superseded = shared.superseded
-        self.durable = Durable()
         self.made: defaultdict[int, defaultdict[int, set[tuple[int, float, int]]]] = defaultdict(lambda: defaultdict(set))
         """By trajectory and context: what engines made there, with the epoch (a fencing number); several when a lease came
         twice."""
@@ -195,8 +159,6 @@ class Books:
         self.sessions: dict[bytes, str] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
         """By batch: the version it was assembled for, and what it consists of."""
-        self.shares: dict[int, tuple[Batch, dict[str, Array]]] = {}
-        """By batch: as it was delivered last."""
         self.parts: dict[tuple[int, int], bytes] = {}
         """By batch and part: its content."""
         self.requeued: set[int] = set()
@@ -211,36 +173,12 @@ class Books:
         """The session of the learner that was welcomed last; None also after its Goodbye."""
         self.num_losses = 0
         """Losses that a person has accepted, in the past that the ledger has."""
-        self.num_tasks = None if rules.num_tasks is None else len(range(number, rules.num_tasks, rules.num_brokers))
-        """The broker's training tasks; None: without end."""
-        self._order = TaskOrder(rules.seed, self.num_tasks)
-
-    @property
-    def now(self) -> Callable[[], float]:
-        return self.shared.now
-
-    @property
-    def passes(self) -> Callable[[Point], None]:
-        return self.shared.passes
-
-    @property
-    def published(self) -> dict[int, bytes]:
-        return self.shared.published
-
-    def is_mine(self, number: int) -> bool:
-        """Whether the id, the prompt or the task is this broker's."""
-        return number % self.rules.num_brokers == self.number
-
-    def cannot_read(self, index: int) -> bool:
-        """Whether this broker's share of a batch is poison to it."""
-        return self.poison.get(index) == "unreadable" and self.shared.unreadable_at.get(index, 0) == self.number
-
-    def drawn(self, draw: int) -> int:
-        """The task of the broker's draw 0, 1, 2, ..."""
-        return self.number + self.rules.num_brokers * self._order.task_index(draw)
+        self.order = TaskOrder(rules.seed, rules.num_tasks)
+        """The task of draw 0, 1, 2, ..."""
 
     def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
-        self.shared.require(holds, invariant, text)
+        if not holds:
+            self.report(Violation(invariant, text()))
 
     def log_of(self, trajectory_id: int) -> Sequences:
         """The sequences that are on disk."""

@@ -29,13 +29,12 @@ from tests.simulation.audit.agents import AgentAudit
 from tests.simulation.audit.books import SAME_CONTEXT, Violation, header_of
 from tests.simulation.audit.sampling import SamplingAudit
 from tests.simulation.audit.sequences import Placed
-from tests.simulation.brokers.sharing import SharingAudit
 from tests.simulation.episodes import version_in
 
 QUARANTINE = {("batched", "quarantined"), ("quarantined", "requeued"), ("requeued", "complete"), ("requeued", "resampled")}
 
 
-class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
+class DiskAudit(SamplingAudit, AgentAudit):
     """Checks every transaction."""
 
     def committed(self, changes: RowChanges) -> None:
@@ -55,7 +54,6 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
         for trajectory_id in dict.fromkeys(changed):
             self._counts(self.durable.trajectories[trajectory_id])
         self.sifted(changes.rows, self.num_filtered_out - before)
-        self.keeps_to_its_share(changes.rows)
         self.passes("committed")
 
     def archived(self, reader: Reader, changes: RowChanges) -> None:
@@ -144,7 +142,7 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
         if former is None and row.split == "train":
             firsts = [group for group in self.durable.groups.values() if group.split == "train" and group.replaces is None]
             replaced = None if row.replaces is None else self.durable.groups[row.replaces]
-            expected = self.number + self.rules.num_brokers * len(firsts) if replaced is None else replaced.prompt
+            expected = len(firsts) if replaced is None else replaced.prompt
             self.happened["prompt sampled again"] += int(replaced is not None)
             self.require(
                 row.prompt == expected

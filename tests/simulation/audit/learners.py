@@ -1,13 +1,13 @@
 """One learner at a time: the broker welcomes another only when the run's learner has left or was silent for long."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 
 from gspo_protocol.messages import Ack, AnyMessage, Batch, BatchPart, Goodbye, Hello, Message, Refused, Welcome
 from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
-from tests.simulation.audit.books import Books, Rules, Shared
+from tests.simulation.audit.books import Books, Rules, Violation
 
 ONE_LEARNER = "one learner"
-BROKER_0_FIRST = "several brokers: who has broker 0 has the run"
 LEFT_S = float("inf")
 QUEUED_S = LISTENING_S
 """The longest that a Hello may wait in the broker's queue behind a commit; that time counts as silence, too."""
@@ -16,8 +16,8 @@ QUEUED_S = LISTENING_S
 class LearnerAudit(Books):
     """Knows when each learner was heard. A broker that did not listen meanwhile makes a silence longer, never shorter."""
 
-    def __init__(self, rules: Rules, shared: Shared, number: int = 0) -> None:
-        super().__init__(rules, shared, number)
+    def __init__(self, rules: Rules, happened: Counter[str], report: Callable[[Violation], None]) -> None:
+        super().__init__(rules, happened, report)
         self._learners: dict[str, float] = {}
         """By session: when a broker heard it last."""
         self._asked: defaultdict[str, deque[tuple[str | None, float]]] = defaultdict(deque)
@@ -78,11 +78,4 @@ class LearnerAudit(Books):
             self.happened["learner took over"] += int(former.split(".")[0] != session.split(".")[0])
         self.holder = None if session in self._left else session
         self.num_learner_lives += 1
-        if not self.number:
-            self.shared.first_welcomed.add(session)
-        self.require(
-            session in self.shared.first_welcomed,
-            BROKER_0_FIRST,
-            lambda: f"broker {self.number} welcomes {session}, which broker 0 has not welcomed",
-        )
         self.passes("welcomed")

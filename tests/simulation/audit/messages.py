@@ -18,7 +18,6 @@ from gspo_protocol.messages import (
     Finish,
     Grade,
     Graded,
-    Heartbeat,
     Hello,
     Journal,
     Lease,
@@ -37,7 +36,6 @@ from gspo_services.shared.net.peer import REPLACED
 from tests.simulation.audit.books import COMPARED, Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
 from tests.simulation.audit.schedules import ScheduleAudit
-from tests.simulation.brokers.sharing import SharingAudit
 from tests.simulation.plan import Point
 
 RECEIVED: dict[type[Message] | UnionType, Point] = {
@@ -51,7 +49,7 @@ RECEIVED: dict[type[Message] | UnionType, Point] = {
 """Messages after which the weather may strike."""
 
 
-class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
+class MessageAudit(LearnerAudit, ScheduleAudit):
     """Hears what the broker hears and says."""
 
     def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None, arrays: Mapping[str, Array]) -> None:
@@ -61,15 +59,11 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
         elif seq is not None and peer in self.sessions:
             self.heard[self.sessions[peer]].add(seq)
             parts = _parts_of(message, arrays)
-            for part in parts:
-                self.is_sent(peer, part)
             self.unacknowledged[self.sessions[peer]].setdefault(seq, parts)
             self.happened["many chunks in a message"] += isinstance(message, Chunks)
             for kind, point in RECEIVED.items():
                 if isinstance(message, kind):
                     self.passes(point)
-        elif isinstance(message, Heartbeat) and peer in self.sessions:
-            self.is_sent(peer, message)
 
     def broker_sends(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None) -> None:
         match message:
@@ -122,7 +116,6 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
             case _:
                 pass
         self._answer(peer, message)
-        self.others_see(peer, message)
 
     def _acknowledged(self, session: str, next_seq: int) -> None:
         """Every acknowledged message has had its effect on disk."""
@@ -241,7 +234,6 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
                 lambda: f"batch {batch.index} is delivered with other content",
             )
         self.contents[batch.index] = content
-        self.shares[batch.index] = (batch, dict(arrays))
 
     def _part_delivered(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
         self.require(

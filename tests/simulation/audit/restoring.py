@@ -16,18 +16,18 @@ from gspo_services.runs.backup.manifest import read_manifest
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.settings.run_settings import write_run_settings
 from gspo_services.shared.settings.sections import Settings
+from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Durable
-from tests.simulation.audit.broker import BrokerAudit
 
 RESTORED = ("metrics.jsonl", "settings.json", "checkpoints", "archive", f"{LEDGER_FILE}*", "ledger.mark*")
-KEPT = ("alone", "contents", "shares", "parts", "delivered_to", "failed_at", "num_losses")
+KEPT = ("alone", "contents", "parts", "delivered_to", "failed_at", "num_losses")
 """Books that go back with the run, besides ``durable``."""
 
 
 class Snapshot:
     """The audit's books as they are when it is made."""
 
-    def __init__(self, audit: BrokerAudit) -> None:
+    def __init__(self, audit: Audit) -> None:
         self._audit = audit
         self.durable = copy.deepcopy(audit.durable)
         self._published = dict(audit.published)
@@ -52,17 +52,15 @@ class Snapshot:
         audit.leased.clear()
         for name, book in self._kept.items():
             setattr(audit, name, book)
-        audit.shared.published = self._published
-        audit.shared.digests.clear()
-        audit.shared.given.clear()
+        audit.published = self._published
         audit.holder = None
 
 
 class AcceptedLoss:
     """A person goes on from an old copy of the ledger, which was made when this is."""
 
-    def __init__(self, settings: Settings, audit: BrokerAudit) -> None:
-        self._directory: Path = settings.ledger_directory
+    def __init__(self, settings: Settings, audit: Audit) -> None:
+        self._directory: Path = settings.run.directory
         self._audit = audit
         self._books = Snapshot(audit)
 
@@ -70,7 +68,7 @@ class AcceptedLoss:
         """The processes are dead; the broker has refused to start."""
         accepted = accept_loss(self._directory / LEDGER_FILE)
         assert accepted is not None, "the broker refused a ledger that lacks nothing"
-        found = read_durable(self._directory, self._audit.rules.num_brokers)
+        found = read_durable(self._directory)
         self._books.require_whole(found)
         self._books.put_back(found)
         self._audit.num_losses += 1
@@ -80,7 +78,7 @@ class AcceptedLoss:
 class Restoring:
     """Takes one backup, and puts it back."""
 
-    def __init__(self, settings: Settings, audit: BrokerAudit) -> None:
+    def __init__(self, settings: Settings, audit: Audit) -> None:
         self._settings = settings
         self._directory: Path = settings.run.directory
         self._audit = audit
@@ -114,7 +112,7 @@ class Restoring:
         for path in target.iterdir():
             path.rename(self._directory / path.name)
         target.rmdir()
-        self._compare(read_durable(self._directory, self._audit.rules.num_brokers), batch)
+        self._compare(read_durable(self._directory), batch)
         return "restored whole" if batch is None else "restored to an earlier batch"
 
     def _compare(self, found: Durable, batch: int | None) -> None:
@@ -137,13 +135,13 @@ class Restoring:
             newest = found.newest_version
             audit.contents = {index: content for index, content in audit.contents.items() if index < batch}
             audit.parts = {place: content for place, content in audit.parts.items() if place[0] < batch}
-            audit.shared.published = {version: content for version, content in audit.published.items() if version <= newest}
+            audit.published = {version: content for version, content in audit.published.items() if version <= newest}
             for book in (audit.delivered_to, audit.failed_at):  # Later batches are made anew, of other groups.
                 for index in [index for index in book if index >= batch]:
                     del book[index]
 
 
-def read_durable(directory: Path, num_brokers: int) -> Durable:
+def read_durable(directory: Path) -> Durable:
     """What a ledger holds."""
     with reading(directory) as connection, closing(connection):
         reader = Reader(directory / LEDGER_FILE, connection)
@@ -163,6 +161,6 @@ def read_durable(directory: Path, num_brokers: int) -> Durable:
             next_batch_checkpointed=reader.number("SELECT max(next_batch) FROM checkpointed"),
             run=contents.run,
             tasks={row.task_index: row for row in contents.tasks},
-            num_prompts=-(-contents.next_prompt // num_brokers),
+            num_prompts=contents.next_prompt,
             num_passed_over=contents.run.num_passed_over,
         )

@@ -68,26 +68,22 @@ class SamplingAudit(Books):
                 self._draw(row, num_batches)
 
     def _is_new_prompt(self, row: GroupRow) -> bool:
-        return (
-            row.split == "train"
-            and row.replaces is None
-            and row.prompt // self.rules.num_brokers >= self.durable.num_prompts
-        )
+        return row.split == "train" and row.replaces is None and row.prompt >= self.durable.num_prompts
 
     def _draw(self, group: GroupRow, num_batches: int) -> None:
         """What a prompt gets, counted again."""
         durable, resting = self.durable, self._resting(num_batches)
         draw = durable.num_prompts + durable.num_passed_over
-        if len(resting) == self.num_tasks:
+        if len(resting) == self.rules.num_tasks:
             self.happened["all tasks rest"] += 1
             _, expected = min(resting)
             passed_over = MOST_PASSED_OVER - 1
         else:
             asleep = {task_index for _, task_index in resting}
             passed_over = 0
-            while self.drawn(draw + passed_over) in asleep:
+            while self.order.task_index(draw + passed_over) in asleep:
                 passed_over += 1
-            expected = self.drawn(draw + passed_over)
+            expected = self.order.task_index(draw + passed_over)
         self.happened["task passed over"] += passed_over > 0
         durable.num_prompts += 1
         durable.num_passed_over += passed_over

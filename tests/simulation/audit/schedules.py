@@ -37,9 +37,6 @@ class ScheduleAudit(Books):
 
     def trains_with(self, batch: Batch, learning_rate: float, own_rate: float) -> None:
         """A learner trains a batch; ``own_rate`` is that of its settings."""
-        items = [item for item in batch.items if self.is_mine(item.group_id)]
-        if not items:
-            return  # This broker's share was quarantined.
         row = self.durable.batches[batch.index]
         recorded = own_rate if row.values.learning_rate is None else row.values.learning_rate
         self.require(
@@ -47,7 +44,7 @@ class ScheduleAudit(Books):
             RECORDED,
             lambda: f"batch {batch.index} is trained at {learning_rate:g}, recorded is {recorded:g}",
         )
-        for item in items:
+        for item in batch.items:
             sampling: GroupSampling = self.durable.groups[item.group_id].sampling
             self.require(
                 (item.temperature, item.max_tokens) == (sampling.temperature, sampling.max_tokens),

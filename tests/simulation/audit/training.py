@@ -1,11 +1,11 @@
-"""What is trained of a broker's share was acknowledged, and is trained once, in order, and not too old."""
+"""What is trained was acknowledged, and is trained once, in order, and not too old."""
 # ruff: noqa: B023 - the text of a violation is made at once
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
-from gspo.model.packing import TrainSequence
+from gspo.model.packing import BatchGroup, TrainSequence
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Batch
 from gspo_protocol.messages.pieces import Pieces, pieces_in
@@ -21,23 +21,34 @@ from tests.simulation.episodes import STOP, SimTasks, compared, expected_compone
 class TrainingAudit(AgentAudit):
     """Checks what the learner trains."""
 
-    def trains_share(
+    def trains(
         self,
         history: Sequence[tuple[int, ...]],
         batch: Batch,
         arrays: Mapping[str, Array],
         spans: Sequence[TokenSpan],
-        episodes: Sequence[tuple[TrainSequence, ...]],
+        groups: Sequence[BatchGroup],
     ) -> None:
-        """A learner trains the broker's share of a batch; its weights have this history. ``spans`` and ``episodes``: what it
-        received of each trajectory, and what it trains of it."""
+        """A learner trains a batch, which it reads as ``groups``; its weights have this history. ``spans``: what it received
+        of each trajectory."""
+        self.require(
+            batch.index == len(history),
+            "G2 exactly once",
+            lambda: f"batch {batch.index} trains weights that were trained on {len(history)} batches",
+        )
+        quarantined = self.durable.quarantined.get(batch.index)
+        self.require(
+            quarantined is None,
+            "poison: a batch that was quarantined is not trained",
+            lambda: f"batch {batch.index} is trained, and was quarantined: {quarantined and quarantined.reason}",
+        )
         known = self.contents.get(batch.index)
         self.require(
             known == (batch.policy_version, content_of(batch, arrays)),
             "G2 a batch is delivered again as it was",
             lambda: f"batch {batch.index} is trained with other content than was delivered",
         )
-        groups: defaultdict[int, list[list[float]]] = defaultdict(list)
+        turns: defaultdict[int, list[list[float]]] = defaultdict(list)
         seen = {trajectory_id for step in history for trajectory_id in step}
         for (item, rewards, _), span in zip(batch.split(arrays), spans, strict=True):
             self.require(
@@ -56,10 +67,10 @@ class TrainingAudit(AgentAudit):
                 rewards = alone.turn_rewards if self.rules.compares else pieces.turn_rewards
                 self._rewards(alone, rewards, span.token_ids.tolist(), spelt(pieces.segments))
             if self.rules.compares:
-                groups[row.group_id].append(list(pieces.turn_rewards))
-        for group_id, found in groups.items():
+                turns[row.group_id].append(list(pieces.turn_rewards))
+        for group_id, found in turns.items():
             self._compared(group_id, found)
-        for item, sequences in zip(batch.items, episodes, strict=True):
+        for item, sequences in zip(batch.items, _of_episodes(groups), strict=True):
             self.trains_sequences(item.trajectory_id, sequences)
 
     def _episode(
@@ -173,7 +184,7 @@ class TrainingAudit(AgentAudit):
         )
 
     def trained_for(self, index: int) -> tuple[int, ...]:
-        """What was trained for a batch of this broker's share: nothing if it was quarantined."""
+        """What was trained for a batch: nothing if it was quarantined."""
         if index in self.durable.quarantined:
             return ()
         return tuple(
@@ -191,3 +202,13 @@ class TrainingAudit(AgentAudit):
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )
+
+
+def _of_episodes(groups: Sequence[BatchGroup]) -> list[tuple[TrainSequence, ...]]:
+    """The sequences of each episode."""
+    found: list[tuple[TrainSequence, ...]] = []
+    for group in groups:
+        rest = (sequence.loaded() for sequence in group.sequences)
+        assert group.sequences_per_episode is not None
+        found += [tuple(islice(rest, number)) for number in group.sequences_per_episode]
+    return found

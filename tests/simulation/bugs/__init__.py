@@ -8,10 +8,9 @@ from tests.simulation.bugs.parts import PARTS
 from tests.simulation.bugs.planting import Bug, planted
 from tests.simulation.bugs.poison import POISON
 from tests.simulation.bugs.sampling import SAMPLING
-from tests.simulation.bugs.several import SEVERAL
 from tests.simulation.bugs.storage import STORAGE
 from tests.simulation.bugs.training import TRAINING
 
 __all__ = ["BUGS", "Bug", "planted"]
 
-BUGS = (*DELIVERY, *TRAINING, *POISON, *STORAGE, *HOSTILE, *AGENTS, *SAMPLING, *PARTS, *SEVERAL, *GROUPS)
+BUGS = (*DELIVERY, *TRAINING, *POISON, *STORAGE, *HOSTILE, *AGENTS, *SAMPLING, *PARTS, *GROUPS)

@@ -1,5 +1,6 @@
 """Bugs in delivery, leases and admission."""
 
+from tests.simulation.audit.lines import LINES
 from tests.simulation.bugs.planting import Bug
 from tests.simulation.plan import Event
 
@@ -195,8 +196,8 @@ DELIVERY = (
     Bug(
         name="a prompt is skipped",
         module="gspo_services.broker.ledger.state",
-        old="self.next_prompt += self.share.num_brokers",
-        new="self.next_prompt += 2 * self.share.num_brokers",
+        old="self.next_prompt += 1",
+        new="self.next_prompt += 2",
         invariants=("G2 no prompt",),
     ),
     Bug(
@@ -272,5 +273,12 @@ DELIVERY = (
         new="self._leased([])",
         invariants=("liveness",),
         seed=16,
+    ),
+    Bug(
+        name="a line of metrics counts the tokens of one group",
+        module="gspo_services.broker.ledger.training",
+        old="        report = {} if batch is None else batch_report(batch)\n",
+        new="        report = {} if batch is None else {**batch_report(batch), 'num_tokens': 1}\n",
+        invariants=(LINES,),
     ),
 )

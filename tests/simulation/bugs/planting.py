@@ -37,15 +37,13 @@ class Bug:
     reads_clock: bool = False
     part_tokens: int | None = None
     """Tokens of a batch's parts; None: as the seed has it."""
-    num_brokers: int = 1
-    """Brokers that share the run."""
     is_deterministic: bool | None = None
     """Whether training is; None: as the seed has it."""
 
     def plan(self, seed: int) -> Plan:
         """The run of a seed, in this bug's weather."""
         plan = replace(
-            plan_of(seed, may_have_agents=bool(self.agents), num_brokers=self.num_brokers),
+            plan_of(seed, may_have_agents=bool(self.agents), may_be_stopped=False),
             agents=self.agents,
             compares=self.compares,
             reads_clock=self.reads_clock,

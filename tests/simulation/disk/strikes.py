@@ -1,4 +1,4 @@
-"""The weather of the brokers' files: full disks, damage, losses, backups put back."""
+"""The weather of the broker's files: full disks, damage, losses, backups put back."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,7 +10,7 @@ from tests.simulation.audit.restoring import AcceptedLoss, Restoring
 from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.plan import Event, Plan, broker_name, broker_number
+from tests.simulation.plan import Event, Plan
 from tests.simulation.processes.host import Host
 from tests.simulation.processes.machinery import Machinery
 from tests.simulation.weather import ACCEPTED_LOSS, DAMAGES
@@ -27,8 +27,7 @@ class DiskStorm(ABC):
         self.network = network
         self.machinery = machinery
         self.happened = happened
-        brokers = map(broker_name, range(plan.num_brokers))
-        names = [*brokers, "learner", *(f"rollout-{index}" for index in range(plan.num_rollouts))]
+        names = ["broker", "learner", *(f"rollout-{index}" for index in range(plan.num_rollouts))]
         self.hosts = {name: Host(name) for name in names}
         self.stood_still_s = 0.0
 
@@ -66,7 +65,7 @@ class DiskStorm(ABC):
             self.kill(host)
 
     def _on_disk_full(self, event: Event) -> bool:
-        disk = self.machinery.disks[broker_number(event.target[0])]
+        disk = self.machinery.disk
         disk.full = True
 
         def end() -> None:
@@ -76,15 +75,14 @@ class DiskStorm(ABC):
         return True
 
     def _on_damage(self, event: Event) -> bool:
-        """A broker is killed; when it starts again, a file is as it was, or a row is not what was written."""
-        number = broker_number(event.target[0])
-        host, disk, settings = self.hosts[event.target[0]], self.machinery.disks[number], self.machinery.settings_of(number)
-        directory = settings.ledger_directory
+        """The broker is killed; when it starts again, a file is as it was, or a row is not what was written."""
+        host, disk, settings = self.hosts[event.target[0]], self.machinery.disk, self.machinery.settings
+        directory = settings.run.directory
         if disk.damage is not None or not (directory / LEDGER_FILE).is_file():
             return False
         damage = Damage(DAMAGES[int(event.amount)], directory)
         if damage.kind == ACCEPTED_LOSS:
-            damage.accepted = AcceptedLoss(settings, self.machinery.audit.brokers[number])
+            damage.accepted = AcceptedLoss(settings, self.machinery.audit)
 
         def kill() -> None:
             host.down_s = 2.0
@@ -104,8 +102,7 @@ class DiskStorm(ABC):
 
     def _on_restore(self, event: Event) -> bool:
         """Everything is lost some seconds after a backup, and restored from it."""
-        assert self.plan.num_brokers == 1, "a backup is of one ledger"
-        (disk,), (audit,) = self.machinery.disks, self.machinery.audit.brokers
+        disk, audit = self.machinery.disk, self.machinery.audit
         restoring = Restoring(self.machinery.settings, audit)
 
         def put_back() -> None:
@@ -124,9 +121,9 @@ class DiskStorm(ABC):
         copy()
         return True
 
-    def mend(self, damage: Damage, number: int) -> None:
-        """Broker ``number`` has refused its files: a person puts the whole ones back, or goes on from what is left."""
-        loss, disk = damage.accepted, self.machinery.disks[number]
+    def mend(self, damage: Damage) -> None:
+        """The broker has refused its files: a person puts the whole ones back, or goes on from what is left."""
+        loss, disk = damage.accepted, self.machinery.disk
         if loss is None:
             damage.undo()
             disk.damage = None

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from gspo_protocol.channels import BATCH, WORK
 from gspo_protocol.limits import MAX_QUEUED
 from gspo_protocol.messages import Role
-from gspo_services.broker.entry import evaluates, ledger_config
+from gspo_services.broker.entry import ledger_config
 from gspo_services.broker.ledger.ledger import Ledger
 from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
@@ -23,7 +23,6 @@ from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.run_settings import write_run_settings
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
-from tests.simulation.plan import broker_number
 from tests.simulation.processes.machinery import MAX_QUIET_S, Machinery
 from tests.simulation.processes.watched import HOSTILE_NAME, WatchedRetention, WatchedRouter, WatchedStore
 
@@ -43,22 +42,18 @@ class BrokerProcess:
     """``gspo broker``."""
 
     def __init__(self, machinery: Machinery, process: Process, rng: random.Random) -> None:
-        self._number = broker_number(process.name)
-        self._audit = machinery.audit.brokers[self._number]
+        self._audit = machinery.audit
         self._machinery = machinery
         self._process = process
         self._broker: BrokerService | None = None
         self._ledger: Ledger | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        machinery, settings = self._machinery, self._machinery.settings_of(self._number)
-        disk, broker = machinery.disks[self._number], settings.broker
+        machinery, settings = self._machinery, self._machinery.settings
+        disk, broker = machinery.disk, settings.broker
         context: Any = SimContext(machinery.network, self._process)
-        directory = settings.ledger_directory
-        directory.mkdir(exist_ok=True)
-        tasks = {"train": machinery.environment.tasks("train")}
-        if evaluates(settings):
-            tasks["eval"] = machinery.environment.tasks("eval")
+        directory = settings.run.directory
+        tasks = {split: machinery.environment.tasks(split) for split in ("train", "eval")}
         fingerprint = run_fingerprint(settings)
         store = WatchedStore(
             directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=self._audit, disk=disk
@@ -77,8 +72,8 @@ class BrokerProcess:
                 ledger,
                 store,
                 {
-                    WORK: WatchedRouter(context, WORK, broker.work_endpoint_of(self._number), authenticator, self._audit),
-                    BATCH: WatchedRouter(context, BATCH, broker.batch_endpoint_of(self._number), authenticator, self._audit),
+                    WORK: WatchedRouter(context, WORK, broker.work_endpoint, authenticator, self._audit),
+                    BATCH: WatchedRouter(context, BATCH, broker.batch_endpoint, authenticator, self._audit),
                 },
                 tasks,  # type: ignore[arg-type]
                 MetricsFile(directory / METRICS_FILE),

@@ -1,4 +1,4 @@
-"""What all processes of a run share: its settings, virtual time, the network, the brokers' disks, the audit."""
+"""What all processes of a run share: its settings, virtual time, the network, the broker's disk, the audit."""
 
 from gspo_services.shared.settings.sections import Settings
 from tests.simulation.audit.audit import Audit
@@ -6,7 +6,6 @@ from tests.simulation.episodes import SimEnvironment
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.processes.watched import Disk
-from tests.simulation.settings import settings_of_broker
 
 MAX_QUIET_S = 120.0
 
@@ -33,8 +32,4 @@ class Machinery:
         self.network = network
         self.audit = audit
         self.clock = LoopClock(loop)
-        self.disks = tuple(Disk() for _ in range(settings.broker.num_brokers))
-
-    def settings_of(self, number: int) -> Settings:
-        """What the process of broker ``number`` reads."""
-        return settings_of_broker(self.settings, number)
+        self.disk = Disk()

@@ -18,7 +18,7 @@ from gspo_services.broker.store.store import RowChanges, Store
 from gspo_services.shared.net.authenticator import Authenticator
 from gspo_services.shared.net.channel import Incoming, RouterChannel
 from gspo_services.shared.settings.sections import Settings
-from tests.simulation.audit.broker import BrokerAudit
+from tests.simulation.audit.audit import Audit
 from tests.simulation.disk.damage import Damage
 
 HOSTILE_NAME = "hostile"
@@ -37,7 +37,7 @@ class Disk:
 class WatchedStore(Store):
     """The real store; it tells the audit what is durable, and its disk can be full."""
 
-    def __init__(self, path: Path, *, fingerprint: str, run_id: str, audit: BrokerAudit, disk: Disk) -> None:
+    def __init__(self, path: Path, *, fingerprint: str, run_id: str, audit: Audit, disk: Disk) -> None:
         self._audit = audit
         self._disk = disk
         super().__init__(path, fingerprint=fingerprint, run_id=run_id)
@@ -62,7 +62,7 @@ class WatchedStore(Store):
         index = group.batch if group.status == "batched" else None
         # The last group, so that the learner may have a part of the batch already.
         is_last = index is not None and durable.batches[index].group_ids[-1] == group.group_id
-        if index is not None and is_last and self._audit.cannot_read(index):
+        if index is not None and is_last and self._audit.poison.get(index) == "unreadable":
             # Audited as if it had been sent: the broker has tried.
             self._audit.delivered_to[index].add("nobody")
             raise StoreCorrupt(f"batch {index}: poison")
@@ -88,7 +88,7 @@ class WatchedStore(Store):
 class WatchedRetention(Retention):
     """The real retention; it tells the audit when a file is written that the ledger does not name yet."""
 
-    def __init__(self, path: Path, metrics: BrokerMetrics, clock: Any, *, settings: Settings, audit: BrokerAudit) -> None:
+    def __init__(self, path: Path, metrics: BrokerMetrics, clock: Any, *, settings: Settings, audit: Audit) -> None:
         broker = settings.broker
         file_bytes = int(broker.archive_file_mib * 2**20)
         super().__init__(path, metrics, clock, keep_batches=broker.keep_batches, file_bytes=file_bytes)
@@ -104,9 +104,7 @@ class WatchedRetention(Retention):
 class WatchedRouter(RouterChannel):
     """The broker's end of a channel; it tells the audit everything that the broker receives and sends."""
 
-    def __init__(
-        self, context: Any, spec: ChannelSpec, endpoint: str, authenticator: Authenticator, audit: BrokerAudit
-    ) -> None:
+    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, authenticator: Authenticator, audit: Audit) -> None:
         super().__init__(context, spec, endpoint, authenticator)
         self._audit = audit
 

@@ -8,20 +8,14 @@ from gspo_services.broker.ledger.actions import GrantLease, SessionKey
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.shared.settings.run_settings import write_run_settings
-from gspo_services.shared.settings.sections import BatchSection, Broker, Run, Settings
-from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness, config_with
+from gspo_services.shared.settings.sections import BatchSection, Run, Settings
+from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness
 
 FIRST, SECOND = SessionKey("rollout-0", "a"), SessionKey("rollout-1", "b")
 NUM_BATCHES = 3
 
 
-def write_shared_run(directory: Path, num_brokers: int = 2) -> None:
-    """The same from each of several brokers, with the ids of each."""
-    for number in range(num_brokers):
-        write_small_run(directory, broker=number, num_brokers=num_brokers)
-
-
-def write_small_run(directory: Path, *, reports_last: bool = True, broker: int = 0, num_brokers: int = 1) -> None:
+def write_small_run(directory: Path, *, reports_last: bool = True) -> None:
     """Three batches of two groups of two, with a failure and a restart.
 
     Group 0 fails and is dropped. An episode of group 1 continues under a second lease. The learner restarts after batch 1
@@ -33,23 +27,20 @@ def write_small_run(directory: Path, *, reports_last: bool = True, broker: int =
         run=Run(directory=directory, num_batches=NUM_BATCHES),
         batch=BatchSection(
             group_size=CONFIG.group_size,
-            groups_per_batch=CONFIG.groups_per_batch * num_brokers,
+            groups_per_batch=CONFIG.groups_per_batch,
             mini_batches=1,
             max_lag=CONFIG.max_lag,
         ),
-        broker=Broker(number=broker, num_brokers=num_brokers),
     )
-    settings.ledger_directory.mkdir(parents=True)
-    config = config_with(broker=broker, num_brokers=num_brokers)
-    ledger = LedgerHarness(config=config, path=settings.ledger_directory / LEDGER_FILE)
+    directory.mkdir(parents=True)
+    ledger = LedgerHarness(path=directory / LEDGER_FILE)
     write_run_settings(settings)
-    _work(ledger, None if broker else directory, reports_last=reports_last)
-    MetricsFile(settings.ledger_directory / METRICS_FILE).append(ledger.store.metrics_after(0))
+    _work(ledger, directory, reports_last=reports_last)
+    MetricsFile(directory / METRICS_FILE).append(ledger.store.metrics_after(0))
     ledger.store.close()
 
 
-def _work(broker: LedgerHarness, checkpoints: Path | None, *, reports_last: bool) -> None:
-    """``checkpoints``: the run's directory, where they are written; None: they are not."""
+def _work(broker: LedgerHarness, directory: Path, *, reports_last: bool) -> None:
     for sender in (FIRST, SECOND):
         broker.hello(sender)
     broker.hello(LEARNER, "learner")
@@ -66,8 +57,7 @@ def _work(broker: LedgerHarness, checkpoints: Path | None, *, reports_last: bool
             broker.trained(index, version)
         if index == 0:
             broker.send(LEARNER, Checkpointed(next_batch=1, policy_version=version))
-            if checkpoints is not None:
-                write_checkpoint(checkpoints, version, 1)
+            write_checkpoint(directory, version, 1)
         if index == 1:
             version = _restart_the_learner(broker, version)
 

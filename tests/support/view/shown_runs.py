@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 from gspo.diagnostics import SequenceStats
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import open_run
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.settings.run_settings import write_run_settings
 from gspo_services.shared.settings.sections import AgentSection, Run, Settings

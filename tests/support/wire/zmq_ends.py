@@ -101,7 +101,6 @@ def a_client(
     clock: Clock | None = None,
     fingerprint: str = "",
     security: Security = PLAINTEXT,
-    expected: tuple[int, int] | None = None,
     known: LedgerCommit | None = None,
 ) -> PeerClient:
     return PeerClient(
@@ -114,7 +113,6 @@ def a_client(
         clock=MonotonicClock() if clock is None else clock,
         fingerprint=fingerprint,
         security=security,
-        expected=expected,
         known=lambda: known,
     )
 

@@ -25,7 +25,7 @@ from benchmarks.broker_intake.staged_broker import Stages
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, write_ledger
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.broker.store.store import Store
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 
 
 def a_round(sqlite: float, router: float, router_curve: float, broker: float, broker_curve: float) -> dict[str, Rate]:

@@ -22,7 +22,10 @@ QUESTIONS = {
     "How do I write an environment?": ("docs/guide/tasks-and-agents.md", "class Echo(Environment)"),
     "How do I write a reward?": ("docs/guide/rewards.md", "def grade(completion, task)"),
     "How is a recorded call answered again?": ("docs/guide/tasks-and-agents.md", "gets the recorded answer"),
-    "How do several brokers share a batch?": ("docs/guide/brokers.md", "merges the shares"),
+    "What takes over when the broker's machine is lost?": (
+        "docs/guide/brokers.md",
+        "A second broker waits beside the leader",
+    ),
     "How do I resume, and from what?": ("docs/guide/operations.md", "same `gspo run` command resumes"),
 }
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)

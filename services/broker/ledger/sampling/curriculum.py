@@ -1,7 +1,6 @@
 """Decides at which level of its ladder a prompt is: groups of one level are judged together, and the level rises or falls.
 
-A level is judged by groups that began at it. Those that began before a change, and end after it, say nothing. With several
-brokers each one climbs by the groups of its own prompts.
+A level is judged by groups that began at it. Those that began before a change, and end after it, say nothing.
 """
 
 import random
@@ -9,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gspo.tasks.ladders import Ladder, Rung, Rungs
-from gspo_services.broker.ledger.sampling.share import Share
 from gspo_services.broker.rows import LevelRow, TrajectoryRow
 
 SOLVED: Final = 1.0
@@ -30,12 +28,11 @@ NOTHING: Final = Judged((), None)
 class Curriculum:
     """The levels of a run's ladders."""
 
-    def __init__(self, seed: int, ladders: Sequence[Ladder], rows: Iterable[LevelRow], share: Share) -> None:
+    def __init__(self, seed: int, ladders: Sequence[Ladder], rows: Iterable[LevelRow]) -> None:
         """``rows``: of a restarted broker. Without ladders there is nothing to ask."""
         self._seed = seed
         self._ladders = tuple(ladders)
         self._rungs = Rungs(ladders)
-        self._share = share
         self._rows = {number: LevelRow(ladder=number, level=each.first_level) for number, each in enumerate(ladders)}
         # A restart may have moved the first or the last level.
         self._rows |= {row.ladder: row for row in rows if row.ladder in self._rows and self._has_level(row)}
@@ -47,11 +44,9 @@ class Curriculum:
 
     def task_index(self, draw: int) -> int:
         """The task of the next prompt, ``draw``: a ladder by weight, at its level."""
-        broker, num_brokers = self._share.broker, self._share.num_brokers
         weights = [ladder.weight for ladder in self._ladders]
-        prompt = broker + draw * num_brokers
-        (number,) = random.Random(f"{self._seed}:{prompt}").choices(range(len(self._ladders)), weights)
-        return self._rungs.task_index(Rung(number, self._rows[number].level), draw, broker, num_brokers)
+        (number,) = random.Random(f"{self._seed}:{draw}").choices(range(len(self._ladders)), weights)
+        return self._rungs.task_index(Rung(number, self._rows[number].level), draw)
 
     def judge(self, task_index: int, members: Sequence[TrajectoryRow]) -> Judged:
         """Count a complete group."""

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gspo_services.broker.ledger.sampling.share import WHOLE, Share
 from gspo_services.broker.rows import AdditionRow
 
 
@@ -35,25 +34,11 @@ class AddedTasks:
 class TaskSchedule:
     """The draws of a run. Memory: two integers for each task."""
 
-    def __init__(
-        self,
-        seed: int,
-        sources: Sequence[SourceShare],
-        additions: Sequence[AdditionRow] = (),
-        share: Share = WHOLE,
-    ) -> None:
+    def __init__(self, seed: int, sources: Sequence[SourceShare], additions: Sequence[AdditionRow] = ()) -> None:
         """Without sources tasks are endless, each index once. Raises: ValueError when there is nothing to train on."""
         if sources and not sum(source.num_tasks for source in sources):
             raise ValueError("the environment has 0 training tasks: there is nothing to sample trajectories for")
-        for source in sources:
-            if 0 < source.num_tasks < share.num_brokers:
-                raise ValueError(
-                    f"broker.num_brokers is {share.num_brokers} and there are {source.num_tasks} training tasks"
-                    f"{f' in source {source.name!r}' if source.name else ''}: each broker needs one of its own; use fewer "
-                    "brokers"
-                )
         self._seed = seed
-        self._share = share
         self._sources = tuple(sources)
         self._additions = list(additions)
         self.num_tasks: int | None = sum(source.num_tasks for source in sources) if sources else None
@@ -64,7 +49,7 @@ class TaskSchedule:
     def task_index(self, draw: int) -> int:
         """Index in the task source of draw 0, 1, 2, ...: fastest in order."""
         if not self._sources:
-            return self._share.broker + draw * self._share.num_brokers
+            return draw
         if draw < self._next - 1:
             self._begin()
         while self._next <= draw:
@@ -109,16 +94,14 @@ class TaskSchedule:
         for place, source in enumerate(self._sources):
             # The first source's order does not depend on whether there are others.
             salt = f":{place}" if place else ""
-            tasks = self._share.of(range(first, first + source.num_tasks))
-            self._passes.append(_Passes(self._seed, salt, tasks))
+            self._passes.append(_Passes(self._seed, salt, range(first, first + source.num_tasks)))
             first += source.num_tasks
 
     def _draw(self) -> None:
         while self._num_applied < len(self._additions) and self._additions[self._num_applied].at_draw <= self._next:
             addition = self._additions[self._num_applied]
             place = self.source_names.index(addition.source)
-            added = range(addition.first_task, addition.first_task + addition.num_tasks)
-            self._passes[place].add(self._share.of(added))
+            self._passes[place].add(range(addition.first_task, addition.first_task + addition.num_tasks))
             self._num_applied += 1
         place = self._place()
         self._drawn[place] += 1

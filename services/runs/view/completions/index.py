@@ -73,13 +73,13 @@ class CompletionIndex:
         """Raised with every change."""
         self._columns: dict[str, NDArray[Any]] = {name: np.zeros(0, kind) for name, kind in COLUMNS.items()}
         self._components: dict[str, NDArray[np.float32]] = {}
-        self._next: list[int] = []
-        """By ledger, the trajectory to go on from."""
-        self._in_play: list[dict[int, Row]] = []
-        """By ledger, the trajectories whose rows still change, and these rows."""
-        self._shelved: list[frozenset[int]] = []
-        self._versions: list[dict[int, int]] = []
-        """By ledger, the version that each batch was assembled for."""
+        self._next = 0
+        """The trajectory to go on from."""
+        self._in_play: dict[int, Row] = {}
+        """The trajectories whose rows still change, and these rows."""
+        self._shelved: frozenset[int] = frozenset()
+        self._versions: dict[int, int] = {}
+        """The version that each batch was assembled for."""
         self._recorded: set[int] = set()
         """Batches whose clipped shares were read."""
 
@@ -104,54 +104,47 @@ class CompletionIndex:
 
     def read(self, run: OpenRun, goes_on: Callable[[], bool]) -> None:
         """Read what is new or has changed, slice by slice for as long as ``goes_on``. Raises: StoreCorrupt."""
-        parts = run.parts()
         run_id = str(run.select("SELECT value FROM meta WHERE key = 'run_id'"))
-        is_shorter = any(_number(part, LAST) < first - 1 for part, first in zip(parts, self._next, strict=False))
-        if run_id != self._run_id or is_shorter or len(self._next) != len(parts):
+        if run_id != self._run_id or _number(run, LAST) < self._next - 1:
             # Another run has the directory now, or this one stands as it did before.
             self._begin_again(run_id)
-            self._next, self._in_play = [0] * len(parts), [{} for _ in parts]
-            self._shelved, self._versions = [frozenset()] * len(parts), [{} for _ in parts]
-        self.total = sum(_number(part, COUNT) for part in parts)
-        for place, part in enumerate(parts):
-            self._versions[place] = dict(part.select("SELECT batch, policy_version FROM batches"))
-            self._read_changes(place, part)
-        for place, part in enumerate(parts):
-            while goes_on() and self._read_slice(place, part):
-                pass
+        self.total = _number(run, COUNT)
+        self._versions = dict(run.select("SELECT batch, policy_version FROM batches"))
+        self._read_changes(run)
+        while goes_on() and self._read_slice(run):
+            pass
         if self.is_complete:
             self._read_clipped(goes_on)
 
-    def _read_slice(self, ledger: int, part: OpenRun) -> bool:
+    def _read_slice(self, run: OpenRun) -> bool:
         """Read the next trajectories; False: there are none."""
-        ids = [found[0] for found in part.select(NEXT, (self._next[ledger], SLICE))]
+        ids = [found[0] for found in run.select(NEXT, (self._next, SLICE))]
         if not ids:
             return False
-        rows = _usable(part.select(ROWS + IN_SLICE, (ids[0], ids[-1])))
+        rows = _usable(run.select(ROWS + IN_SLICE, (ids[0], ids[-1])))
         self.damaged += len(ids) - len(rows)
-        self._next[ledger] = ids[-1] + 1
+        self._next = ids[-1] + 1
         if rows:
             places = np.arange(self.number, self.number + len(rows))
             self.number += len(rows)
             self._make_room()
-            self._fill(ledger, places, rows)
+            self._fill(places, rows)
         return True
 
-    def _read_changes(self, ledger: int, part: OpenRun) -> None:
+    def _read_changes(self, run: OpenRun) -> None:
         """Read again what may have changed."""
-        shelved = frozenset(found[0] for found in part.select(SHELVED))
-        changed = list(self._in_play[ledger])
-        if shelved != self._shelved[ledger]:
-            changed += [each for (each,) in part.select(OF_GROUPS, (json.dumps(sorted(shelved ^ self._shelved[ledger])),))]
-            self._shelved[ledger] = shelved
+        shelved = frozenset(found[0] for found in run.select(SHELVED))
+        changed = list(self._in_play)
+        if shelved != self._shelved:
+            changed += [each for (each,) in run.select(OF_GROUPS, (json.dumps(sorted(shelved ^ self._shelved)),))]
+            self._shelved = shelved
         for first in range(0, len(changed), SLICE):
-            rows = _usable(part.select(ROWS + IN_LIST, (json.dumps(changed[first : first + SLICE]),)))
-            in_play = self._in_play[ledger]
-            rows = [row for row in rows if in_play.get(row[0]) != row]
+            rows = _usable(run.select(ROWS + IN_LIST, (json.dumps(changed[first : first + SLICE]),)))
+            rows = [row for row in rows if self._in_play.get(row[0]) != row]
             places = self._places([row[0] for row in rows])
             known = [row for row in rows if row[0] in places]
             if known:
-                self._fill(ledger, np.array([places[row[0]] for row in known]), known)
+                self._fill(np.array([places[row[0]] for row in known]), known)
 
     def _places(self, trajectories: Iterable[int]) -> dict[int, int]:
         """Where known trajectories are."""
@@ -169,7 +162,7 @@ class CompletionIndex:
         for name, component in self._components.items():
             self._components[name] = _longer(component, wanted, np.nan)
 
-    def _fill(self, ledger: int, places: Whole, rows: Sequence[Row]) -> None:
+    def _fill(self, places: Whole, rows: Sequence[Row]) -> None:
         *values, statuses, rewards, components = zip(*rows, strict=True)
         numbers = dict(zip(NUMBERS, np.array(values, np.int64), strict=True))
         version_sum = numbers.pop("version_sum")
@@ -177,18 +170,17 @@ class CompletionIndex:
             self._columns[name][places] = column
         codes = np.array(list(map(CODES.__getitem__, statuses)))
         totals = np.array(list(map(_total, rewards)))
-        versions, lengths = self._versions[ledger], numbers["length"]
+        lengths = numbers["length"]
         batches, inverse = np.unique(numbers["batch"], return_inverse=True)
-        assembled = np.array([versions.get(batch, np.nan) for batch in batches.tolist()])[inverse]
+        assembled = np.array([self._versions.get(batch, np.nan) for batch in batches.tolist()])[inverse]
         mean = np.where(lengths > 0, version_sum / np.maximum(lengths, 1), np.nan)
         self._columns["status"][places] = codes
         self._columns["reward"][places] = np.where(numbers["is_finished"], totals, np.nan)
         self._columns["version"][places], self._columns["lag"][places] = mean, assembled - mean
         is_in_play = np.isin(codes, IN_PLAY)
-        in_play = self._in_play[ledger]
-        for trajectory in in_play.keys() & set(numbers["trajectory"][~is_in_play].tolist()):
-            del in_play[trajectory]
-        in_play |= {rows[at][0]: rows[at] for at in np.flatnonzero(is_in_play).tolist()}
+        for trajectory in self._in_play.keys() & set(numbers["trajectory"][~is_in_play].tolist()):
+            del self._in_play[trajectory]
+        self._in_play |= {rows[at][0]: rows[at] for at in np.flatnonzero(is_in_play).tolist()}
         for place, text in zip(places.tolist(), components, strict=True) if set(components) != {"{}"} else ():
             self._fill_components(place, _components(text))
         self.revision += 1
@@ -221,10 +213,10 @@ def _usable(rows: list[Row]) -> list[Row]:
     return [row for each in rows for row in _usable([each])] if len(rows) > 1 else []
 
 
-def _number(part: OpenRun, query: str) -> int:
-    ((found,),) = part.select(query)
+def _number(run: OpenRun, query: str) -> int:
+    ((found,),) = run.select(query)
     if type(found) is not int:
-        raise StoreCorrupt(f"{part.directory}: {found!r:.100} where a number of trajectories should be: see `gspo audit`")
+        raise StoreCorrupt(f"{run.directory}: {found!r:.100} where a number of trajectories should be: see `gspo audit`")
     return found
 
 

@@ -6,7 +6,7 @@ and ``gspo check --explain`` are made from it.
 """
 
 from gspo_services.shared.settings.sections.agent import AgentSection
-from gspo_services.shared.settings.sections.broker import MAX_PORT, NUMBER_MARK, PORT_STEP, Broker
+from gspo_services.shared.settings.sections.broker import Broker
 from gspo_services.shared.settings.sections.data import DataSection
 from gspo_services.shared.settings.sections.distillation import SCORES_DIRECTORY, DistillationSection
 from gspo_services.shared.settings.sections.evaluation import ONLY_SET, Evaluation, EvaluationSet
@@ -31,10 +31,7 @@ from gspo_services.shared.settings.sections.settings import Settings
 from gspo_services.shared.settings.sections.trackers import TrackersSection
 
 __all__ = [
-    "MAX_PORT",
-    "NUMBER_MARK",
     "ONLY_SET",
-    "PORT_STEP",
     "QUANTISING_FORMATS",
     "SCHEDULED",
     "SCORES_DIRECTORY",

@@ -1,13 +1,11 @@
 """All sections together, and the checks that concern more than one."""
 
-from pathlib import Path
-
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
 from gspo_protocol.endpoints import require_endpoint
 from gspo_services.shared.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from gspo_services.shared.settings.sections.agent import AgentSection
-from gspo_services.shared.settings.sections.broker import NUMBER_MARK, PORT_STEP, Broker
+from gspo_services.shared.settings.sections.broker import Broker
 from gspo_services.shared.settings.sections.data import DataSection
 from gspo_services.shared.settings.sections.distillation import DistillationSection
 from gspo_services.shared.settings.sections.evaluation import Evaluation, EvaluationSet
@@ -116,37 +114,6 @@ class Settings(BaseModel):
                     f"rollout.max_total_tokens is {self.rollout.max_total_tokens} but evaluation.sets.{name}.max_tokens is "
                     f"{sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
                 )
-        return self
-
-    @property
-    def ledger_directory(self) -> Path:
-        """Where this process's ledger is, if it is a broker: broker 0's is in run.directory itself."""
-        number = self.broker.number
-        return self.run.directory / f"broker-{number}" if number else self.run.directory
-
-    @model_validator(mode="after")
-    def _brokers_share_batches(self) -> "Settings":
-        number, groups = self.broker.num_brokers, self.batch.groups_per_batch
-        if groups % number:
-            fitting = max(each for each in range(1, number) if groups % each == 0)
-            fewer, more = groups - groups % number, groups - groups % number + number
-            raise ValueError(
-                f"broker.num_brokers is {number} and batch.groups_per_batch is {groups}: each broker gives an equal "
-                f"share of a batch; use {fitting} brokers, or {f'{fewer} or ' if fewer else ''}{more} groups"
-            )
-        if self.broker.number >= number:
-            raise ValueError(
-                f"broker.number is {self.broker.number} but broker.num_brokers is {number}: brokers are counted from 0 to "
-                f"{number - 1}"
-            )
-        endpoints = (*self.broker.work_endpoints, *self.broker.batch_endpoints)
-        bound = [endpoint for endpoint in endpoints if not endpoint.startswith(EVERY_ADDRESS)]
-        if number > 1 and len(set(bound)) < len(bound):
-            raise ValueError(
-                f"broker.work_endpoint is {self.broker.work_endpoint!r} and broker.batch_endpoint is "
-                f"{self.broker.batch_endpoint!r}: with {number} brokers two of them would have one address; let the two "
-                f"ports differ by less than {PORT_STEP}, or write {NUMBER_MARK} into both"
-            )
         return self
 
     @property

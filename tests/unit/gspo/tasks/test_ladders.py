@@ -1,4 +1,4 @@
-"""Ladders: every index is a task on one level, and each broker's share of the indices has every level."""
+"""Ladders: every index is a task on one level."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gspo.tasks.environments import Task
 from gspo.tasks.ladders import STRIDE, Ladder, LadderTasks, Rung, Rungs
-from gspo_protocol.limits import MAX_BROKERS
 
 LADDERS = (Ladder(name="sums", last_level=2), Ladder(name="one"), Ladder(name="late", first_level=3, last_level=4))
 RUNGS = [Rung(0, 0), Rung(0, 1), Rung(0, 2), Rung(1, 0), Rung(2, 3), Rung(2, 4)]
@@ -26,21 +25,18 @@ def test_the_first_tasks_show_every_ladder_then_the_next_level() -> None:
     ]  # fmt: skip
 
 
-@given(rung=st.sampled_from(RUNGS), draw=st.integers(0, 10**9), brokers=st.integers(1, MAX_BROKERS), data=st.data())
+@given(rung=st.sampled_from(RUNGS), draw=st.integers(0, 10**9))
 @settings(max_examples=300)
-def test_an_index_is_on_its_rung_and_in_its_brokers_share(rung: Rung, draw: int, brokers: int, data: Any) -> None:
+def test_an_index_is_on_its_rung(rung: Rung, draw: int) -> None:
     rungs = Rungs(LADDERS)
-    broker = data.draw(st.integers(0, brokers - 1))
-    index = rungs.task_index(rung, draw, broker, brokers)
-    assert (rungs.rung(index), index % brokers) == (rung, broker)
+    index = rungs.task_index(rung, draw)
+    assert rungs.rung(index) == rung
     assert index < 2**53, "tools that know only doubles show it as it is"
 
 
 def test_no_two_draws_have_one_index() -> None:
     rungs = Rungs(LADDERS)
-    indices = [
-        rungs.task_index(rung, draw, broker, 3) for rung in RUNGS for draw in range(200) for broker in range(3)
-    ]  # fmt: skip
+    indices = [rungs.task_index(rung, draw) for rung in RUNGS for draw in range(200)]
     assert len(set(indices)) == len(indices)
 
 

@@ -20,7 +20,7 @@ from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedG
 from gspo_services.broker.store.payload import stored_chunk
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
 from gspo_services.broker.store.store import RowChanges
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.broker.archiving import Archiving, Killed, a_store, archived, content, expected_groups, same
 from tests.support.broker.peers import logprobs_of, tokens_of
 from tests.support.broker.rows import arrays, chunk_of, group

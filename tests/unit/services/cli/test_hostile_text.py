@@ -23,11 +23,10 @@ from gspo_services.cli.run.plot import write_plot
 from gspo_services.cli.run.report import summary_table
 from gspo_services.cli.run.supervisor import last_error
 from gspo_services.prepare.check.command import main as check
-from gspo_services.runs.audit import Checkpoint
+from gspo_services.runs.audit import Checkpoint, audit_run
 from gspo_services.runs.export.card import CardFacts, model_card
 from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.metrics import read_metrics
-from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 from gspo_services.shared.settings.sections import EnvironmentSection, Model, Run, Settings
@@ -290,5 +289,5 @@ def test_why_rows_were_refused_is_shown_as_text(tmp_path: Path, capsys: pytest.C
     write_small_run(run)
     (run / REFUSED).mkdir(parents=True)
     (run / REFUSED / "rows.reason.txt").write_text("row 3 says \x1b[2J\u202e", encoding="utf-8")
-    assert wait_for_addition({run: run / "rows"}, "digest", 60.0) == 1
+    assert wait_for_addition(run, run / "rows", "digest", 60.0) == 1
     assert capsys.readouterr().err == "gspo data: refused: row 3 says \\x1b[2J\\u202e\n"

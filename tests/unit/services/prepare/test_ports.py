@@ -149,26 +149,6 @@ def test_a_port_that_may_be_any_is_not_looked_for(tmp_path: Path) -> None:
     assert set(asked.ports) == {7001, 7002, 7003, 9101, 9102}
 
 
-def test_the_ports_of_several_brokers_keep_clear_of_others_and_of_each_other(tmp_path: Path) -> None:
-    assert moved(tmp_path, set(), "broker.num_brokers=4", "batch.groups_per_batch=4") == {}
-    # 7101 and 9301 are those of the second and third broker.
-    found = moved(tmp_path, {7101, 9301}, "broker.num_brokers=4", "batch.groups_per_batch=4")
-    assert found["broker.work_endpoint"] == "tcp://127.0.0.1:7004"
-    assert found["broker.metrics_port"] == "9103"
-    assert "broker.batch_endpoint" not in found
-
-
-def test_brokers_move_away_from_a_port_of_the_learner_that_others_were_told(tmp_path: Path) -> None:
-    told = ["learner.weights_endpoint=tcp://127.0.0.1:7101", "learner.advertised_weights_endpoint=tcp://learner:7101"]
-    told.append("security.allow_plaintext=true")
-    found = moved(tmp_path, set(), "broker.num_brokers=2", "batch.groups_per_batch=4", *told)
-    assert found == {"broker.work_endpoint": "tcp://127.0.0.1:7003"}
-
-
-def test_no_port_moves_while_one_of_several_brokers_is_alive(tmp_path: Path) -> None:
-    (tmp_path / "broker-1").mkdir()
-    lock = LedgerLock(tmp_path / "broker-1" / LEDGER_FILE)
-    try:
-        assert moved(tmp_path, FIRST_RUN, "broker.num_brokers=2", "batch.groups_per_batch=4") == {}
-    finally:
-        lock.release()
+def test_rollouts_move_away_from_ports_of_this_very_run(tmp_path: Path) -> None:
+    found = moved(tmp_path, set(), "rollout.num_servers=3", "rollout.metrics_port=9100")
+    assert found == {"rollout.metrics_port": "9103"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gspo_services.broker.store.reader import LEDGER_FILE, NoLedger
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.audit.findings import KEPT
 from gspo_services.runs.metrics.follower import MOST_LINE_BYTES
-from gspo_services.runs.opening import audit_run
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.support.runs.spoiled import spoil
 

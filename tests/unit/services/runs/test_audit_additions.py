@@ -10,8 +10,8 @@ from gspo_services.broker.ledger import AddedTasks, SourceShare
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.rows import ADDED_DIRECTORY
 from gspo_services.broker.store import LEDGER_FILE, file_digest
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup import back_up
-from gspo_services.runs.opening import audit_run
 from gspo_services.shared.settings.run_settings import write_run_settings
 from gspo_services.shared.settings.sections import Run, Settings
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with

@@ -9,7 +9,8 @@ import pytest
 from gspo_protocol.messages import Graded
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store.reader import LEDGER_FILE
-from gspo_services.runs.opening import audit_run, open_run
+from gspo_services.runs.audit import audit_run
+from gspo_services.runs.reading import open_run
 from gspo_services.shared.settings import write_run_settings
 from gspo_services.shared.settings.configuration import load_settings
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gspo_services.broker.ledger.actions import SessionKey
 from gspo_services.broker.store.reader import LEDGER_FILE
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, config_with
 
 A = SessionKey("rollout-a", "s")

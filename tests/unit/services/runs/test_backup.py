@@ -18,10 +18,10 @@ from gspo_services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch
 from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
 from gspo_services.learner.teacher.record import ScoreRecord
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup.backup import back_up
 from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, list_backups
 from gspo_services.runs.backup.restore import restore
-from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import SCORES_DIRECTORY, read_run_settings
 from tests.support.broker.archiving import Archiving, archived, content, same
@@ -145,8 +145,8 @@ def test_the_ledger_may_be_written_while_it_is_copied(run: Path, tmp_path: Path,
     broker = harness(run)
     group = GroupRow(group_id=900, split="train", prompt=11, task_index=1, evaluation=None, status="open", sampling=SAMPLING)
     members = [TrajectoryRow(trajectory_id=900 + place, group_id=900) for place in range(2)]
-    monkeypatch.setattr("gspo_services.runs.backup.ledgers._PAGES", 1)
-    monkeypatch.setattr("gspo_services.runs.backup.ledgers._SAID_FROM", 0)
+    monkeypatch.setattr("gspo_services.runs.backup.ledger._PAGES", 1)
+    monkeypatch.setattr("gspo_services.runs.backup.ledger._SAID_FROM", 0)
 
     def meanwhile(line: str) -> None:
         if line == "ledger: 50 %" or not broker.store.rows(GroupRow, "WHERE group_id = 900"):
@@ -298,6 +298,19 @@ def test_a_damaged_file_of_a_backup_is_named_and_nothing_is_restored(run: Path, 
         restore(path, tmp_path / "again", None, nothing)
 
 
+def test_a_backup_of_several_brokers_names_the_release_that_restores_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = back_up(run, tmp_path / "backups", nothing)
+    plain = json.loads((path / MANIFEST).read_text())
+    # As gspo 0.1.0 reads it: a run of one broker, whole.
+    assert (plain["num_brokers"], plain["one_moment"]) == (1, True)
+    (path / MANIFEST).write_text(json.dumps(plain | {"num_brokers": 2}))
+    assert main(["restore", str(tmp_path / "backups"), str(tmp_path / "again")]) == 1
+    assert "is of a run of 2 brokers: gspo 0.1.0 restores it" in capsys.readouterr().out
+    assert not (tmp_path / "again").exists()
+
+
 @pytest.mark.parametrize("more", [{}, {"shape": "another"}])
 def test_a_backup_of_another_format_is_refused_with_both_formats(tmp_path: Path, more: dict[str, str]) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps({"format": FORMAT + 1, **more}))
@@ -325,7 +338,7 @@ def test_nothing_is_restored_over_what_is_there(run: Path, tmp_path: Path) -> No
 def test_a_checkpoint_that_the_learner_replaces_meanwhile_is_held(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gspo_services.runs.backup import ledgers as backup
+    from gspo_services.runs.backup import ledger as backup
 
     snapshot = backup._snapshot
 

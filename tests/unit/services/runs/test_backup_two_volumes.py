@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 import yaml
 
-from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.cli.main import main
 from gspo_services.learner.teacher.record import ScoreRecord
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup.backup import back_up
-from gspo_services.runs.backup.ledgers import held_checkpoints
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.backup.ledger import held_checkpoints
 from gspo_services.shared.settings import SCORES_DIRECTORY
-from tests.support.processes.small_run import write_shared_run, write_small_run
+from tests.support.processes.small_run import write_small_run
 from tests.support.runs.backups import identity, nothing
 
 TOOLS = Path(__file__).parents[4] / "deploy" / "k8s" / "components" / "tools" / "tools.yaml"
@@ -101,28 +99,3 @@ def script(root: Path) -> list[str]:
     (text,) = container["args"]
     assert "exec sleep infinity" in text
     return [*container["command"], text.replace("/var/lib", str(root)).replace("exec sleep infinity", "exit 0")]
-
-
-def test_brokers_with_a_volume_each_are_copied_as_one_run_and_restored(tmp_path: Path) -> None:
-    """As the guide's commands do it in the pod of tools."""
-    run, other, learner = tmp_path / "gspo" / "run", tmp_path / "gspo-1" / "run", tmp_path / "gspo-learner" / "run"
-    write_shared_run(run, 2)
-    other.mkdir(parents=True)
-    shutil.move(run / "broker-1", other / "broker-1")
-    shutil.move(run / "checkpoints", learner / "checkpoints")
-    subprocess.run(script(tmp_path), check=True, timeout=60)
-    assert (run / "broker-1").readlink() == other / "broker-1"
-    before = audit_run(run)
-    assert before.problems == []
-    assert main(["backup", str(run), str(tmp_path / "backups")]) == 0
-
-    for each in (run, other, learner):
-        each.rename(each.with_name("before"))
-    assert main(["restore", str(tmp_path / "backups"), str(run), "--learner", str(learner)]) == 0
-    other.mkdir()
-    shutil.move(run / "broker-1", other)
-    subprocess.run(script(tmp_path), check=True, timeout=60)
-    again = audit_run(run)
-    assert (again.problems, again.num_batches) == ([], before.num_batches)
-    assert (run / "broker-1").is_symlink()
-    assert (other / "broker-1" / LEDGER_FILE).is_file()

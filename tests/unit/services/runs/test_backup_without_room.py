@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup.backup import back_up
 from gspo_services.runs.backup.manifest import list_backups
 from gspo_services.runs.backup.restore import restore
-from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.small_run import write_small_run

@@ -8,7 +8,7 @@ from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.runs.learning import compared_tasks, outcome_of, shown_answers
 from gspo_services.runs.metrics import read_metrics
-from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import open_run
 from gspo_services.shared.settings import Settings, override_settings, read_run_settings, write_run_settings
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1, generate

@@ -21,15 +21,14 @@ from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.runs.replay.__main__ import ranks_of, replay_command, what_changes
-from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun, _RecordedLedger
+from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.schedules import RunSchedules
 from gspo_services.shared.settings import override_settings
 from gspo_services.shared.settings.run_settings import read_run_settings
 from gspo_services.shared.settings.sections import Learner
 from tests.support.broker.made_batches import spans_of
 from tests.support.broker.peers import tokens_of
-from tests.support.processes.small_run import write_checkpoint, write_shared_run, write_small_run
+from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.support.wire.snapshots import snapshot_of
 
 
@@ -263,30 +262,3 @@ def test_a_machine_with_fewer_gpus_than_ranks_says_what_to_do() -> None:
     learner = Learner(num_ranks=8, num_nodes=2, rendezvous_address="learner-0:29500")
     with pytest.raises(ConfigurationError, match=r"2 machines.*8 GPUs for 16 ranks.*num_nodes=1 --set learner.num_ranks=8"):
         ranks_of(learner, num_gpus=8)
-
-
-def test_the_shares_of_several_brokers_are_one_batch_in_their_order(tmp_path: Path) -> None:
-    write_shared_run(tmp_path / "run", 3)
-    source = recorded(tmp_path / "run")
-    assert source.num_batches == 3
-    batch, spans = taken(source, 1)
-    owners = [item.group_id % 3 for item in batch.items]
-    assert owners == [0] * 4 + [1] * 4 + [2] * 4
-    whole = recorded(tmp_path / "run").answers(1)
-    numbers = [answer.part.part for answer in whole if isinstance(answer, PartArrived)]
-    assert numbers == list(range(len(numbers)))
-    shares = [taken_alone(tmp_path / "run", name, 1) for name in ("", "broker-1", "broker-2")]
-    assert [span.token_ids.tolist() for span in spans] == [each for share in shares for each in share]
-    change(tmp_path / "run" / "broker-1", "DELETE FROM batches WHERE batch = 2")
-    assert recorded(tmp_path / "run").num_batches == 2, "nobody trained a batch of which a share is missing"
-
-
-def taken_alone(directory: Path, name: str, index: int) -> list[list[int]]:
-    """The tokens of one broker's share, from its ledger alone."""
-    settings = read_run_settings(directory)
-    size = settings.batch.groups_per_batch // settings.broker.num_brokers
-    alone = _RecordedLedger(directory / name, size, 1 << 20, RunSchedules(settings), rescheduled=False)
-    announced, *parts = alone.answers(index, None)
-    assert isinstance(announced, BatchAnnounced)
-    arrays = [part.arrays for part in parts if isinstance(part, PartArrived)]
-    return [span.token_ids.tolist() for span in spans_of(announced.batch, arrays)]

@@ -19,7 +19,7 @@ from gspo_services.broker.store.mark import MARK_FILE, SLOT_BYTES, read_mark
 from gspo_services.broker.store.payload import stored_chunk
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, StoreMismatch
 from gspo_services.broker.store.store import RowChanges, StoreUnavailable
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.broker.damage import (
     DAMAGE,
     FLIPS,

@@ -23,7 +23,7 @@ from gspo_services.broker.store.reader import (
 )
 from gspo_services.broker.store.schema import SCHEMA_VERSION
 from gspo_services.broker.store.store import RowChanges, Store
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.broker.rows import arrays, chunk_of, group
 
 

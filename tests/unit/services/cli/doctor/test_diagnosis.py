@@ -15,7 +15,7 @@ from gspo_services.cli.requeue import QuarantinedBatch
 from gspo_services.runs.learning import ShownAnswer
 from gspo_services.shared.learning import LearningWatch
 from gspo_services.shared.runtime.console import PlainConsole
-from gspo_services.shared.settings.sections import Broker, Rollout
+from gspo_services.shared.settings.sections import Rollout
 from tests.support.cli.pages import A_LEDGER, GIB, HEALTHY, SETTINGS, a_page, a_rollout, a_status, batches_at, without_broker
 
 
@@ -256,10 +256,10 @@ def test_processes_that_do_not_run_are_no_unread_pages() -> None:
 
 
 def test_a_suspended_broker_is_not_to_be_started_and_a_damaged_ledger_is_named() -> None:
-    (text,) = wrong(without_broker(holders={"broker": Holder(pid=17, suspended=True)}))
+    (text,) = wrong(without_broker(holder=Holder(pid=17, suspended=True)))
     assert "the broker is suspended: process 17 holds the ledger's lock" in text
     assert "kill -CONT 17" in text
-    (text,) = wrong(without_broker(holders={"broker": Holder(pid=17, suspended=False)}))
+    (text,) = wrong(without_broker(holder=Holder(pid=17, suspended=False)))
     assert "process 17 holds the ledger's lock: it is starting, stuck" in text
     (text,) = wrong(without_broker(damage="ledger.sqlite3: 3 commits are lost"))
     assert text == "the run's files are damaged: ledger.sqlite3: 3 commits are lost"
@@ -274,32 +274,6 @@ def test_peers_that_are_limited_are_named_with_what_they_did() -> None:
     assert slowed.text.startswith("rollout-7 is slowed: 40 refused messages within the last minute; it gets few leases")
     assert shut_out.text.startswith("the key rollout-b is shut out for 42 s: 9000 requests within the last minute")
     assert "remove its public key" in shut_out.text
-
-
-def of_two(*changes: dict[str, Any]) -> Observation:
-    """A run of two brokers, each with its own changes."""
-    settings = SETTINGS.model_copy(update={"broker": Broker(num_brokers=2)})
-    each = {"answers": True, "learner": "learner", "rollouts": {"rollout-0": "serving", "rollout-1": "serving"}}
-    brokers = [each | {"broker": number} | own for number, own in enumerate(changes)]
-    return replace(HEALTHY, settings=settings, status=a_status(brokers=brokers))
-
-
-def test_what_concerns_one_of_several_brokers_names_it() -> None:
-    assert wrong(of_two({}, {})) == []
-    (silent,) = wrong(of_two({}, {"answers": False}))
-    assert silent.startswith("the broker-1 is not running. 3 of 60 batches are trained")
-    assert "--set broker.number=1" in silent
-    (learner,) = wrong(of_two({}, {"learner": None}))
-    assert "the learner is not connected to the broker-1" in learner
-    assert "tcp://127.0.0.1:7102" in learner
-    (rollout,) = wrong(of_two({}, {"rollouts": {"rollout-0": "serving"}}))
-    assert rollout.startswith("rollout-1 is not connected to the broker-1")
-    assert "tcp://127.0.0.1:7101" in rollout
-    stopped = replace(of_two({}, {}), status=None, holders={"broker-1": Holder(pid=17, suspended=True)})
-    pages = {name: a_page(None, "connection refused") for name in HEALTHY.pages}
-    first, second = wrong(replace(stopped, pages=pages))
-    assert first.startswith("the broker is not running")
-    assert second.startswith("the broker-1 is suspended: process 17")
 
 
 def test_a_run_that_does_not_learn_is_wrong_with_answers_beside_what_was_expected() -> None:

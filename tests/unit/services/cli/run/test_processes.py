@@ -63,19 +63,3 @@ def test_each_side_has_its_place_and_its_python_and_the_broker_none() -> None:
         ("rollout-0", places[1], "/opt/sglang/bin/python"),
         ("rollout-1", places[2], "/opt/sglang/bin/python"),
     ]
-
-
-def test_several_brokers_are_processes_that_know_their_numbers_and_stop_last() -> None:
-    specs = specs_of("broker.num_brokers=3", "batch.groups_per_batch=12")
-    assert list(specs) == ["broker", "broker-1", "broker-2", "learner", "rollout-0", "rollout-1"]
-    own = ("run.toml", "--set", "run.seed=1", "--set", "broker.number=2")
-    assert specs["broker-2"] == ("gspo_services.broker", 2, own)
-    assert specs["broker"][2][-1] == "broker.number=0"
-
-
-@pytest.mark.parametrize("host", ["*", "127.0.0.{broker}"])
-def test_brokers_that_belong_on_hosts_of_their_own_are_not_started_on_one(host: str) -> None:
-    overrides = [f"broker.work_endpoint=tcp://{host}:7001", f"broker.batch_endpoint=tcp://{host}:7002"]
-    overrides += ["broker.num_brokers=2", "batch.groups_per_batch=12", "security.allow_plaintext=true"]
-    with pytest.raises(ConfigurationError, match=r"separate hosts.*--set broker.number"):
-        specs_of(*overrides)

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from gspo_services.prepare.check.findings import Finding
-from gspo_services.prepare.check.tasks import _number
-from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import load_settings, write_run_settings
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_8B, QWEN3_30B
@@ -459,36 +457,6 @@ def test_files_that_are_no_weights_are_named(content: bytes, project: Project) -
     (project.model / "model.safetensors").write_bytes(content)
     found = the_failure(project.findings(code=False))
     assert (found.check, "model.safetensors: cut off" in found.text) == ("weights", True)
-
-
-def test_brokers_that_share_a_run_are_counted_and_the_port_that_a_further_one_takes_is_noted(project: Project) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        work = taken.getsockname()[1] - 1000
-    project.keys |= {
-        "broker.num_brokers": 2,
-        "broker.work_endpoint": f"tcp://127.0.0.1:{work}",
-        "broker.batch_endpoint": f"tcp://127.0.0.1:{work + 1}",
-        "learner.weights_endpoint": f"tcp://127.0.0.1:{work + 100}",
-    }
-    findings = project.findings(code=False)
-    assert not failures(findings)
-    texts = [each.text for each in findings]
-    both = f"learner.weights_endpoint and broker.work_endpoint of broker 1 are both {work + 100}: gspo run takes others"
-    assert any(text.startswith(both) for text in texts), texts
-    assert any(text.startswith("2 brokers, a learner and ") for text in texts), texts
-
-
-def test_more_brokers_than_tasks_or_an_unequal_share_of_a_batch_are_found(project: Project) -> None:
-    project.keys |= {
-        f"broker.{name}_endpoint": f"tcp://127.0.0.1:{port}" for name, port in (("work", 7001), ("batch", 7002))
-    }
-    project.keys |= {"broker.num_brokers": 2}
-    (finding,) = _number(project.situation(), "train", 1, "rows")
-    assert (finding.status, finding.text) == ("fail", '"rows" has 1, and broker.num_brokers is 2: each needs one of its own')
-    project.keys |= {"broker.num_brokers": 7}
-    with pytest.raises(ConfigurationError, match=r"broker.num_brokers is 7 and batch.groups_per_batch is \d+: each broker"):
-        project.findings(code=False)
 
 
 def group_reward(project: Project, body: str) -> None:

@@ -99,6 +99,12 @@ def test_a_renamed_key_is_answered_with_its_new_name(config: Path) -> None:
         list(explanation(found, ["batch.lag"], 80, {"batch.lag": "batch.max_lag"}))
 
 
+def test_a_removed_key_is_answered_with_the_way_out(config: Path) -> None:
+    found = load_configuration(config, (), {})
+    with pytest.raises(ConfigurationError, match=r"^--explain broker\.num_brokers: a run has one broker"):
+        list(explanation(found, ["broker.num_brokers"], 80))
+
+
 def test_a_broken_configuration_is_refused_before_it_is_explained(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("[batch]\ngrop_size = 1\n")
     assert main([str(config), "--explain"]) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.runs.metrics import Damage, MetricsFollower, RunFollower
+from gspo_services.runs.metrics import Damage, MetricsFollower
 from gspo_services.runs.metrics import follower as module
 
 
@@ -187,15 +187,3 @@ def test_an_endless_line_is_never_held_and_never_read_twice(tmp_path: Path) -> N
         file.write(b"\n" + line(2).encode())
     assert numbers(follower) == [2]
     assert follower.damage.num_lines == 1
-
-
-def test_of_several_brokers_the_first_speaks_for_all_and_each_for_its_share(tmp_path: Path) -> None:
-    directories = [tmp_path / name for name in ("a", "b", "c")]
-    for directory in directories[:2]:
-        directory.mkdir()
-        (directory / "metrics.jsonl").write_text(line(1) + '{"line": 2, "event": "dropped"}\nno line\n')
-    follower = RunFollower(directories)
-    assert [row["event"] for row in follower.rows()] == ["batch", "dropped", "dropped"]
-    told: list[str] = []
-    follower.tell_damage(told.append)
-    assert [text.partition(":")[0] for text in told] == [str(each / "metrics.jsonl") for each in directories[:2]]

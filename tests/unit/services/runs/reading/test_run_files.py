@@ -9,8 +9,7 @@ import pytest
 
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, OtherSchema, StoreCorrupt
 from gspo_services.runs.metrics import MetricsFollower
-from gspo_services.runs.opening import open_run
-from gspo_services.runs.reading import process_events
+from gspo_services.runs.reading import open_run, process_events
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST, write_small_run
 

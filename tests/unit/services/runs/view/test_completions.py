@@ -12,10 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import open_run
 from gspo_services.runs.view.completions import CompletionIndex, Completions
 from tests.support.broker.ledger import LEARNER, LedgerHarness
-from tests.support.processes.small_run import FIRST, write_shared_run, write_small_run
+from tests.support.processes.small_run import FIRST, write_small_run
 from tests.support.view.served import Client, Serve, answer, refused
 from tests.support.view.shown_runs import BATCH, HOSTILE, write_shown_run
 
@@ -55,12 +55,9 @@ def ids(found: dict[str, Any]) -> list[int]:
     return [row["id"] for row in found["rows"]]
 
 
-@pytest.mark.parametrize("brokers", [1, 3])
 @pytest.mark.parametrize(("sort", "field"), [("reward", "reward"), ("length", "num_action_tokens"), ("lag", "lag")])
-async def test_every_order_is_that_of_the_ledgers_own_rows(
-    sort: str, field: str, brokers: int, tmp_path: Path, serve: Serve
-) -> None:
-    write_shared_run(tmp_path / "run", brokers) if brokers > 1 else write_small_run(tmp_path / "run")
+async def test_every_order_is_that_of_the_ledgers_own_rows(sort: str, field: str, tmp_path: Path, serve: Serve) -> None:
+    write_small_run(tmp_path / "run")
     with open_run(tmp_path / "run") as opened:
         rows = [each for each in opened.trajectories() if each.status == "finished"]
     client = await serve(tmp_path / "run")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import open_run
 from gspo_services.runs.view.overview import Curves
 from gspo_services.runs.view.progress import plain_progress, waits_for
 from gspo_services.shared.settings import Settings, override_settings, write_run_settings

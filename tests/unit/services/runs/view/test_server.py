@@ -13,8 +13,7 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.opening import open_run
-from gspo_services.runs.reading import OpenRun
+from gspo_services.runs.reading import OpenRun, open_run
 from gspo_services.runs.view import (
     LearnerNumbers,
     PageAnswers,

@@ -13,7 +13,7 @@ from gspo.settings import Objective
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import load_configuration, load_settings
 from gspo_services.shared.settings.fingerprint import run_fingerprint
-from gspo_services.shared.settings.keys import RENAMED, all_keys
+from gspo_services.shared.settings.keys import REMOVED, RENAMED, all_keys
 from gspo_services.shared.settings.run_settings import read_run_settings, write_run_settings
 
 ROOT = Path(__file__).parents[5]
@@ -459,6 +459,22 @@ def test_each_old_name_in_a_file_is_answered_with_the_new_one(tmp_path: Path, ol
         load_settings(path, (), {})
     assert f"{path}: {old} is 3: " in str(refused.value)
     assert new in str(refused.value)
+
+
+def test_keys_that_are_removed_are_not_there() -> None:
+    assert not REMOVED.keys() & all_keys().keys()
+
+
+@pytest.mark.parametrize(("key", "text"), REMOVED.items())
+def test_each_removed_key_is_answered_with_its_value_and_the_way_out(tmp_path: Path, key: str, text: str) -> None:
+    section, _, name = key.partition(".")
+    path = written(tmp_path, f"[{section}]\n{name} = 3\n")
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(path, (), {})
+    assert str(refused.value) == f"{path}: {key} is 3: {text}"
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(None, [f"{key}=1"], {})
+    assert str(refused.value) == f"--set {key}=1: {key} is 1: {text}"
 
 
 def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ def fingerprint(*overrides: str) -> str:
         "reward.group=my_rewards:rank",
         "batch.group_size=3",
         "batch.max_lag=7",
-        "broker.num_brokers=2",
     ],
 )
 def test_what_changes_the_data_changes_the_fingerprint(override: str) -> None:
@@ -89,3 +88,7 @@ def test_the_numbers_of_a_reward_model_matter_where_there_is_one() -> None:
 def test_a_fingerprint_is_32_hexadecimal_characters() -> None:
     assert len(fingerprint()) == 32
     assert set(fingerprint()) <= set("0123456789abcdef")
+
+
+def test_a_run_that_an_earlier_release_began_has_the_fingerprint_that_it_gave_it() -> None:
+    assert run_fingerprint(load_settings(None, (), {})) == "eeff2296dd78cfdcc02e6d7a0bf9d31a"  # gspo 0.1.0's, for one broker

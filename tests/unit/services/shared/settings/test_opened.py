@@ -59,11 +59,6 @@ def test_a_broker_opens_the_data_that_it_names_and_needs_each_of_them(name: str,
     assert len(named) == {"two splits": 2, "no evaluation": 1, "sources": 3, "sets": 2}[name]
 
 
-def test_only_the_first_of_several_brokers_opens_what_is_evaluated(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, DATASETS["two splits"], "broker.num_brokers=2", "broker.number=1")
-    assert data_of(settings) == {str(tmp_path / "data/a.jsonl")}
-
-
 def test_a_rollout_opens_the_model_and_no_tasks(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, DATASETS["sets"], "security.keys=/etc/keys", "reward.model=/models/judge")
     named = {each.setting: each for each in opened_paths(settings, "rollout") if each.setting}
@@ -84,14 +79,13 @@ def test_a_node_of_the_learner_beside_the_first_has_no_keys_and_no_broker(tmp_pa
     ]
 
 
-def test_a_rollout_calls_every_broker_and_the_services_that_are_named(tmp_path: Path) -> None:
-    given = ("broker.num_brokers=2", "broker.work_endpoint=tcp://broker-{broker}:7001", 'sandbox.urls=["http://box:7010"]')
+def test_a_rollout_calls_the_broker_and_the_services_that_are_named(tmp_path: Path) -> None:
+    given = ("broker.work_endpoint=tcp://broker-0:7001,tcp://broker-1:7001", 'sandbox.urls=["http://box:7010"]')
     text = '[environment]\nname = "dataset"\noptions = { reward_url = "http://judge:80/" }'
     more = (*given, "security.allow_plaintext=true")
     settings = settings_of(tmp_path, text, *more, "learner.advertised_weights_endpoint=tcp://learner-0.learner:7003")
     assert [(each.address, each.process) for each in called_addresses(settings, "rollout")] == [
-        ("tcp://broker-0:7001", "broker"),
-        ("tcp://broker-1:7001", "broker"),
+        ("tcp://broker-0:7001,tcp://broker-1:7001", "broker"),
         ("tcp://learner-0.learner:7003", "learner"),
         ("http://judge:80/", None),
         ("http://box:7010", None),

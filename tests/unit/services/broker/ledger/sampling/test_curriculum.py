@@ -140,23 +140,6 @@ def test_metrics_say_when_a_level_changes_and_what_it_is() -> None:
     assert [line["level/sums"] for line in world.lines if line["event"] == "batch"] == [0, 1, 1]
 
 
-def test_several_brokers_have_tasks_of_their_own_at_every_level() -> None:
-    worlds = [climbing(SUMS, WORDS, broker=broker, num_brokers=4) for broker in range(4)]
-    tasks: list[int] = []
-    for broker, world in enumerate(worlds):
-        levels = set()
-        for index in range(12):
-            lease, other = world.lease(R1, 2, index + 1)
-            levels.add(Rungs(world.config.ladders).rung(lease.task_index).level)
-            tasks.append(lease.task_index)
-            assert lease.task_index % 4 == broker
-            for each in (lease, other):
-                world.episode(R1, each, index + 1, reward=1.0)
-            train_one(world, index, index + 1)
-        assert levels >= {0, 1}
-    assert len(set(tasks)) == len(tasks)
-
-
 def test_a_row_of_a_level_that_the_ladder_has_no_more_is_left_out() -> None:
     world = climbing()
     play(world, 7, up_to(9))

@@ -197,7 +197,7 @@ def test_a_process_of_another_run_takes_nobodys_place() -> None:
     (refused,) = replies(world.ledger.on_hello(hello, world.now), Refused)
     assert refused.fatal
     assert f"fingerprint {world.config.fingerprint}, sent was another" in refused.reason
-    assert "[batch] and broker.num_brokers must be the same everywhere" in refused.reason
+    assert "[agent] and [batch] must be the same everywhere" in refused.reason
     assert world.ledger.peers.get(R1) is not None
     assert world.ledger.peers.get(SessionKey(R1.peer, "other")) is None
 

@@ -1,4 +1,4 @@
-"""A run of one broker without a standby passes through nothing that only several brokers or a standby need."""
+"""A run without a standby passes through nothing that only a standby needs."""
 
 import asyncio
 import json
@@ -20,9 +20,8 @@ from gspo_services.shared.runtime.lifecycle import until_stopped
 from gspo_services.shared.settings import load_settings
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.processes.ports import free_ports
-from tests.support.processes.small_run import write_shared_run, write_small_run
 
-ROOM = re.compile(r"gspo_services\.(\w+\.several|broker\.standby)(\.|$)")
+ROOM = re.compile(r"gspo_services\.broker\.standby(\.|$)")
 NOTE = """
 import atexit, os, pathlib, sys
 noted = pathlib.Path(sys.argv.pop(1))
@@ -41,29 +40,10 @@ import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 )
-ENDED_RUNS = (
-    NOTE
-    + """
-from pathlib import Path
-from gspo_services.cli.main import main
-from gspo_services.runs.replay.batches import RecordedRun
-from gspo_services.shared.settings import read_run_settings
-
-# One process, which loads what all need once: that of one broker comes first.
-for directory in map(Path, sys.argv[1:]):
-    for command in ("audit", "plot"):
-        sys.argv[1:] = [command, str(directory)]
-        assert main() == 0, command
-    answers = list(RecordedRun(directory, read_run_settings(directory)).answers(0))
-    assert len(answers) > 1, answers
-    note()
-    noted = noted.with_name(noted.name + "+")
-"""
-)
 
 
 def loaded_rooms(noted: Path) -> set[str]:
-    """The modules of several brokers, or of a standby, that a process has loaded."""
+    """The modules of a standby that a process has loaded."""
     return {name for name in noted.read_text(encoding="utf-8").split("\n") if ROOM.match(name)}
 
 
@@ -122,7 +102,7 @@ def processes(directory: Path, config: Path) -> Iterator[dict[str, subprocess.Po
 
 
 @pytest.mark.timeout(300)
-async def test_no_process_of_a_run_of_one_broker_loads_what_several_brokers_or_a_standby_need(tmp_path: Path) -> None:
+async def test_no_process_of_a_run_without_a_standby_loads_what_one_needs(tmp_path: Path) -> None:
     def said_by(name: str) -> str:
         return (tmp_path / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
@@ -140,12 +120,3 @@ async def test_no_process_of_a_run_of_one_broker_loads_what_several_brokers_or_a
     for name in NAMES:
         assert f"gspo_services.{name}" in (tmp_path / name).read_text(encoding="utf-8").split("\n")
     assert {name: found for name in NAMES if (found := loaded_rooms(tmp_path / name))} == {}
-
-
-def test_who_audits_draws_or_replays_a_run_loads_it_for_several_brokers_alone(tmp_path: Path) -> None:
-    write_small_run(tmp_path / "run")
-    write_shared_run(tmp_path / "shared")
-    runs = [str(tmp_path / name) for name in ("run", "shared")]
-    subprocess.run([sys.executable, "-c", ENDED_RUNS, str(tmp_path / "noted"), *runs], check=True)
-    assert loaded_rooms(tmp_path / "noted") == set()
-    assert {"gspo_services.runs.several", "gspo_services.learner.several"} <= loaded_rooms(tmp_path / "noted+")

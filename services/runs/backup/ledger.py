@@ -1,7 +1,6 @@
-"""Copies the ledgers of a run that may be active, and holds the checkpoints that belong to them.
+"""Copies the ledger of a run that may be active, in one read transaction, and holds the checkpoints that belong to it.
 
-Hard links hold the checkpoints during the copy, because the learner removes old ones. Each ledger is copied in one read
-transaction. Ledgers of several brokers are of one moment only if none has changed until all are copied.
+Hard links hold the checkpoints during the copy, because the learner removes old ones.
 """
 
 import errno
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from gspo.files import partial_path
-from gspo_services.broker.store import LEDGER_FILE, Reader, count_requeued, reading, refusing_damage
+from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
-from gspo_services.runs.ledgers import broker_name, ledger_directories
 from gspo_services.shared.runtime.errors import ServiceError
 
 CHECKPOINTS: Final = "checkpoints"
@@ -30,27 +28,14 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopiedLedgers:
-    """The result of copying the ledgers."""
-
-    checkpoints: list[Checkpoint]
-    """Those that match all ledgers, oldest first. Links hold them."""
-    one_moment: bool
-    """Whether the copies are of one moment; otherwise they form one run only once they are rewound to a checkpoint."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state of one ledger's copy."""
+    """The state of the ledger's copy."""
 
-    commit: int
     covered: int
     """Batches that a checkpoint covers, according to the ledger."""
     assembled: int
     newest: int
     """Policy version."""
-    num_requeued: int
-    """Groups that were quarantined and requeued, which a rewind cannot undo."""
 
 
 @contextmanager
@@ -74,72 +59,41 @@ def held_checkpoints(directory: Path) -> Iterator[Path]:
         shutil.rmtree(held)
 
 
-def copy_ledgers(directory: Path, held: Path, partial: Path, say: Say) -> CopiedLedgers:
-    """Copy the ledger of each broker to its place in ``partial``, and hold the checkpoints that belong to them in ``held``.
+def copy_ledger(directory: Path, held: Path, partial: Path, say: Say) -> list[Checkpoint]:
+    """Copy the ledger to ``partial``, and hold the checkpoints that match it in ``held``. Returns them, oldest first.
 
     Raises: NoLedger, StoreCorrupt; ServiceError when no checkpoint fits.
     """
-    sources = ledger_directories(directory)
     for _ in range(_ATTEMPTS):
         _hold(directory, held)
-        states = [_copied(source, partial / source.relative_to(directory), say) for source in sources]
-        one_moment = len(sources) == 1 or [_newest_commit(source) for source in sources] == [each.commit for each in states]
-        # Link again: the newest checkpoint that the ledgers know may be newer than the first look.
+        state = _copied(directory, partial / LEDGER_FILE, say)
+        # Link again: the newest checkpoint that the ledger knows may be newer than the first look.
         _hold(directory, held)
-        assembled, newest = min(each.assembled for each in states), min(each.newest for each in states)
-        # The other checkpoints are newer than this state of the ledgers.
+        # The other checkpoints are newer than this state of the ledger.
         fitting = [
-            each for each in read_checkpoints(held) if each.batch_position <= assembled and each.policy_version <= newest
+            each
+            for each in read_checkpoints(held)
+            if each.batch_position <= state.assembled and each.policy_version <= state.newest
         ]
-        covered = max(each.covered for each in states)
-        if not one_moment:
-            _require_rewind(directory, states, covered)
-        needed = covered if one_moment else 0
-        if not covered or any(each.batch_position >= needed for each in fitting):
-            return CopiedLedgers(checkpoints=fitting, one_moment=one_moment)
+        if not state.covered or any(each.batch_position >= state.covered for each in fitting):
+            return fitting
         say("the learner replaced its checkpoints meanwhile; trying again")
     raise ServiceError(
-        f"{directory}: the ledger says that a checkpoint covers {covered} batches, but no checkpoint here does; "
+        f"{directory}: the ledger says that a checkpoint covers {state.covered} batches, but no checkpoint here does; "
         f"`gspo audit {directory}` shows what is missing"
     )
 
 
-def _require_rewind(directory: Path, states: list[_State], covered: int) -> None:
-    """Raises: ServiceError when ledgers of different moments could not be rewound to a checkpoint."""
-    why = ""
-    if not covered:
-        why = "no checkpoint covers any batch yet: wait for the first one (learner.checkpoint_every_batches)"
-    for number, state in enumerate(states):
-        if state.num_requeued:
-            why = (
-                f"{state.num_requeued} groups of {broker_name(number)} were quarantined and requeued: that cannot be rewound"
-            )
-    if why:
-        raise ServiceError(
-            f"{directory} is active at {len(states)} brokers, so it can only be restored to a checkpoint, but "
-            f"{why}; or stop the run (gspo stop), and make the backup then"
-        )
-
-
-def _copied(source: Path, destination: Path, say: Say) -> _State:
-    destination.mkdir(exist_ok=True)
-    copy = destination / LEDGER_FILE
+def _copied(directory: Path, copy: Path, say: Say) -> _State:
     copy.unlink(missing_ok=True)
-    _snapshot(source, copy, say)
+    _snapshot(directory, copy, say)
     with closing(sqlite3.connect(copy)) as connection:
         reader = Reader(copy, connection)
         return _State(
-            commit=reader.newest_commit().number,
             covered=reader.number("SELECT max(next_batch) FROM checkpointed"),
             assembled=reader.number("SELECT count(*) FROM batches"),
             newest=reader.number("SELECT max(policy_version) FROM versions"),
-            num_requeued=count_requeued(reader),
         )
-
-
-def _newest_commit(source: Path) -> int:
-    with reading(source) as connection:
-        return Reader(source / LEDGER_FILE, connection).newest_commit().number
 
 
 def _snapshot(source: Path, copy: Path, say: Say) -> None:

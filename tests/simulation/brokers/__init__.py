@@ -1,1 +1,0 @@
-"""Several brokers that share a run: their weather, and what is audited across them."""
