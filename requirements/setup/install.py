@@ -113,7 +113,8 @@ def install_project(pip: Pip) -> None:
 
 def install_list(folder: Path, name: str, sees: Path | None = None) -> None:
     """Install one list into an environment that `sees` another one's packages, too."""
-    require(preflight.complaints(folder, 3))
+    listed = (LISTS / name).read_text(encoding="utf-8")
+    require([*preflight.unmet(listed), *preflight.complaints(folder, 3)])
     pip = environment(folder, sees)
     if sees is not None:
         path = site_packages(sees)

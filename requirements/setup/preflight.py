@@ -2,8 +2,10 @@
 
 import os
 import platform
+import re
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 OLDEST_GLIBC = (2, 34)
@@ -37,6 +39,32 @@ def complaints(folder: Path, need_gb: float) -> list[str]:
         found.append(f"{writable} cannot be written by this user: use a checkout of your own")
     else:
         found.extend(space_missing(writable, need_gb))
+    return found
+
+
+PYTHON_BELOW = re.compile(r"^# Needs Python below 3\.(\d+): (.+)$", re.MULTILINE)
+COMPILED = re.compile(r"^# Needs a C compiler: (.+)$", re.MULTILINE)
+
+
+def unmet(listed: str) -> list[str]:
+    """One line for each need that a list of requirements names in its comments and this Python or machine does not meet."""
+    found = [
+        f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, and {reason}: make the environments with Python "
+        f"3.{int(minor) - 1}, as in: make PYTHON=python3.{int(minor) - 1} and the target"
+        for minor, reason in PYTHON_BELOW.findall(listed)
+        if sys.version_info >= (3, int(minor))
+    ]
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for reason in COMPILED.findall(listed):
+        compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+        lacking = {} if shutil.which(compiler) else {f"the C compiler {compiler}": "gcc"}
+        if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+            lacking[f"the headers of {version}"] = f"{version}-dev"
+        if lacking:
+            found.append(
+                f"{reason}, and there is no sign of {' or '.join(lacking)}. Debian, Ubuntu: sudo apt-get install "
+                + " ".join(lacking.values())
+            )
     return found
 
 

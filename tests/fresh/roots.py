@@ -95,6 +95,11 @@ class Machine:
         )  # fmt: skip
         return Outcome(done.returncode, done.stdout, time.monotonic() - started, received() - before)
 
+    def install(self, packages: Sequence[str]) -> None:
+        """What a message told the user to install, as the administrator."""
+        call("chroot", str(self.folder), "apt-get", "--quiet", "update")
+        call("chroot", str(self.folder), "apt-get", "install", "--yes", "--quiet", *packages)
+
     def disk_bytes(self, name: str) -> int:
         """What a folder of the checkout takes."""
         return int(call("du", "--summarize", "--block-size=1", f"{self.folder}{self.checkout}/{name}").split()[0])

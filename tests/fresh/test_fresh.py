@@ -134,6 +134,13 @@ def test_every_other_environment_is_installed(machine: Machine) -> None:
         pytest.skip("only with GSPO_TEST_FRESH=whole")
     for name in OTHERS:
         done = machine.run(f"make .venv-{name}/.installed", HOUR)
+        if "make the environments with Python" in done.output:
+            assert "Collecting" not in done.output
+            machine.lines.append(f".venv-{name}: not for this Python, and says so")
+            continue
+        if lacking := re.search(r"^setup: .* sudo apt-get install (.+)$", done.output, re.MULTILINE):
+            machine.install(lacking[1].split())
+            done = machine.run(f"make .venv-{name}/.installed", HOUR)
         assert done.status == 0, done.output
         machine.lines.append(f".venv-{name} {done.seconds:.0f} s, {done.received_bytes / 1e6:.0f} MB received")
 

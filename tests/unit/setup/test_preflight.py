@@ -40,6 +40,45 @@ def test_nothing_is_asked_of_an_index_where_the_disk_is_too_small(tmp_path: Path
     assert not (checkout.folder / ".venv").exists()
 
 
+def test_a_list_that_this_python_cannot_have_is_refused_with_one_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "# A list.\n# Needs Python below 3.13: verl has no release for it\nverl==1\n"
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1))
+    assert preflight.unmet(listed) == []
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    (line,) = preflight.unmet(listed)
+    assert line.startswith("this is Python 3.13, and verl has no release for it: ")
+    assert "make PYTHON=python3.12" in line
+
+
+def test_a_list_that_is_compiled_names_the_compiler_and_the_headers_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    listed = "# Needs a C compiler: pycosat is compiled here\npycosat==1\n"
+    monkeypatch.setenv("CC", f"{sys.executable} -pthread")
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(preflight.sysconfig, "get_path", lambda _: str(tmp_path))
+    assert preflight.unmet(listed) == []
+    (tmp_path / "Python.h").unlink()
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (line,) = preflight.unmet(listed)
+    assert line.endswith(f"no sign of the headers of {version}. Debian, Ubuntu: sudo apt-get install {version}-dev")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    (line,) = preflight.unmet(listed)
+    assert "the C compiler no-such-compiler or the headers" in line
+    assert line.endswith(f"install gcc {version}-dev")
+
+
+def test_nothing_is_asked_of_an_index_for_a_list_with_a_need_that_is_not_met(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    (checkout.folder / "requirements" / "odd.txt").write_text("# Needs Python below 3.11: it is old\nodd==1.0\n")
+    with served(checkout.main) as address:
+        done = checkout.setup("apart", ".venv-odd", "odd.txt", PIP_INDEX_URL=address)
+    assert done.returncode == 1
+    assert "and it is old: make the environments with Python 3.10" in done.stderr
+    assert not (checkout.main / "asked").exists()
+    assert not (checkout.folder / ".venv-odd").exists()
+
+
 @pytest.mark.parametrize(
     ("system", "machine", "libc", "said"),
     [
