@@ -22,7 +22,7 @@ QUESTIONS = {
     "How do I write an environment?": ("docs/guide/tasks-and-agents.md", "class Echo(Environment)"),
     "How do I write a reward?": ("docs/guide/rewards.md", "def grade(completion, task)"),
     "How is a recorded call answered again?": ("docs/guide/tasks-and-agents.md", "gets the recorded answer"),
-    "How do several brokers share a batch?": ("docs/guide/brokers.md", "merges the shares"),
+    "How does a run survive the loss of the broker's machine?": ("docs/guide/brokers.md", "The standby serves within seconds"),
     "How do I resume, and from what?": ("docs/guide/operations.md", "same `gspo run` command resumes"),
 }
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
