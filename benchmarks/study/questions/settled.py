@@ -10,8 +10,8 @@ candidate is the better of the two calibrated arms in tuning. What would decide 
    with intervals above 0.
 3. By lag, caps are better than one number: shown if "truncated by lag" beats each of 1.02, 1.1 and 2 with intervals above 0.
 
-The candidate becomes the default if 1 and 2 are shown. If only 1 is shown, the default is the form that is not worse than the
-proximal anchor in the sense of 1 and costs least. If 1 is not shown, the proximal anchor stays.
+The candidate becomes the default if 1 and 2 are shown. If only 1 is shown, the default is the form that is not worse than
+the proximal anchor in the sense of 1 and costs least. If 1 is not shown, the proximal anchor stays.
 """
 
 from __future__ import annotations
