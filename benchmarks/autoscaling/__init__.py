@@ -1,1 +1,1 @@
-"""A simulated fleet under an autoscaler: ``python -m benchmarks.autoscaling``; docs/scale.md."""
+"""A simulated fleet under an autoscaler: ``python -m benchmarks.autoscaling``; docs/guide/autoscaling.md."""

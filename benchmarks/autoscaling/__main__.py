@@ -1,4 +1,4 @@
-"""Make the figures of docs/scale.md about the autoscaler, in minutes of one core: ``python -m benchmarks.autoscaling``."""
+"""Make the figures of docs/guide/autoscaling.md, in minutes of one core: ``python -m benchmarks.autoscaling``."""
 
 import argparse
 from pathlib import Path

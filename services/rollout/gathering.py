@@ -1,7 +1,7 @@
 """A rollout's connection to the broker: combines chunks that leave at about the same time into one message.
 
-A chunk alone costs the broker three times as much as among 64 (docs/evidence/performance.md). Nothing waits while nothing
-is unacknowledged: only chunks before the acknowledgement of the last message, or within GATHER_S, are gathered.
+A chunk alone costs the broker five times as much as in a full message (docs/evidence/performance.md). Nothing waits while
+nothing is unacknowledged: only chunks before the acknowledgement of the last message, or within GATHER_S, are gathered.
 """
 
 import asyncio

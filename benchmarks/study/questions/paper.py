@@ -1,7 +1,19 @@
 """Question g: the paper's claims where its effects exist: routers that change their choice, long answers, long runs.
 
-docs/evidence/study.md has what was fixed beforehand: the regime and how it was found, the arms, and what would refute each
-of the paper's claims.
+Fixed on 2026-11-22, before the first run; docs/evidence/study.md has the regime and the answers. The routers are held
+undecided: while the start model imitates, they stay small and noisy, and in a run each update pulls them a tenth of the way
+back. What would decide the paper's claims (an answer is open otherwise):
+
+1. GRPO is unstable here or learns less than GSPO: shown if GRPO collapses in at least two seeds and GSPO in none, or if the
+   interval of GRPO less GSPO lies below 0. Refuted if no GRPO run collapses and the mean of that difference is not below 0.
+2. Routing Replay mends GRPO: shown if 1 is shown, GRPO with replay collapses in no seed, and its interval less GRPO lies
+   above 0. Refuted if it collapses as often as GRPO and its mean is no better.
+3. GSPO needs no replay: shown if GSPO collapses in no seed and its mean is not below that of GRPO with replay. Refuted if
+   GSPO collapses in two seeds, or if the interval of GRPO with replay less GSPO lies above 0.
+4. Clipped shares are two orders of magnitude apart: shown if GSPO's share is more than 30 times GRPO's in each seed, refuted
+   if it is less than 10 times in each.
+
+If fewer than 10 % of the experts change, averaged over GSPO's and GRPO's runs, the regime has missed its aim.
 """
 
 from __future__ import annotations

@@ -1,8 +1,17 @@
 """Question f: does a clip range that follows each lag's measured drift learn like the proximal anchor, without its pass?
 
-docs/evidence/study.md has what was fixed beforehand: the regime, the arms, what is compared, and what would refute it. First
-each arm's learning rate and eps are chosen on start models of their own (f-tune); then the chosen ones are compared on 27
-others (f).
+Fixed on 2026-11-22, before the first run; docs/evidence/study.md has the regime and the answers. First each arm's learning
+rate and eps are chosen on start models of their own (f-tune); then the chosen ones are compared on 27 others (f). The
+candidate is the better of the two calibrated arms in tuning. What would decide it:
+
+1. It learns like the proximal anchor: refuted if the candidate minus "proximal, truncated at 1.1" has an interval below
+   -0.015; shown if the interval lies above -0.015; open otherwise.
+2. Because widths follow the lag: shown if the candidate beats both controls, the constant width and the widths at random,
+   with intervals above 0.
+3. By lag, caps are better than one number: shown if "truncated by lag" beats each of 1.02, 1.1 and 2 with intervals above 0.
+
+The candidate becomes the default if 1 and 2 are shown. If only 1 is shown, the default is the form that is not worse than
+the proximal anchor in the sense of 1 and costs least. If 1 is not shown, the proximal anchor stays.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ScoreRecord:
             raise TeacherError(f"{self._path}: {error}") from error
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, NDArray[np.float32]]:
-        """What is known of these sequences; this rank's own word counts first. Raises: TeacherError."""
+        """The recorded scores of these sequences; this rank's record takes precedence. Raises: TeacherError."""
         missing, found = set(keys), {}
         for path in self._files():
             if not missing:

@@ -1,7 +1,7 @@
 """Short answers that are asked for in the same turn of the event loop travel as one HTTP request.
 
 For an answer of a few tokens the exchange costs the server's front and this process more than the model does
-(docs/evidence/performance.md). SGLang answers a joint request when the last of its samples has ended, so only short answers
+(docs/evidence/whole-runs.md). SGLang answers a joint request when the last of its samples has ended, so only short answers
 are asked for together, and none waits for a request that comes later. Whoever asks first sends for all.
 """
 

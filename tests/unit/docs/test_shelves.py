@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 MAX_FILES = 30
+MAX_WORDS = {DOCS: 52_000, DOCS / "evidence": 10_000}
+"""Of all pages below a folder, without docs/settings.md, which is generated. README.md has a bound of its own."""
 # What newcomers ask, the page that README.md sends them to, and a word of the answer there.
 QUESTIONS = {
     "Where is a stale group dropped?": ("docs/code.md", "a stale group is dropped"),
@@ -22,10 +24,7 @@ QUESTIONS = {
     "How do I write an environment?": ("docs/guide/tasks-and-agents.md", "class Echo(Environment)"),
     "How do I write a reward?": ("docs/guide/rewards.md", "def grade(completion, task)"),
     "How is a recorded call answered again?": ("docs/guide/tasks-and-agents.md", "gets the recorded answer"),
-    "What takes over when the broker's machine is lost?": (
-        "docs/guide/brokers.md",
-        "A second broker waits beside the leader",
-    ),
+    "How does a run survive the loss of the broker's machine?": ("docs/guide/brokers.md", "standby serves within seconds"),
     "How do I resume, and from what?": ("docs/guide/operations.md", "same `gspo run` command resumes"),
 }
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
@@ -92,3 +91,11 @@ def test_no_folder_of_the_documentation_has_more_than_thirty_files() -> None:
         name_of(folder): number for folder in folders if (number := sum(p.is_file() for p in folder.iterdir())) > MAX_FILES
     }
     assert crowded == {}
+
+
+@pytest.mark.parametrize("folder", MAX_WORDS, ids=name_of)
+def test_the_documentation_stays_short(folder: Path) -> None:
+    words = {name_of(page): len(page.read_text(encoding="utf-8").split()) for page in folder.rglob("*.md")}
+    words.pop("docs/settings.md", None)
+    longest = sorted(words, key=words.__getitem__)[-3:]
+    assert sum(words.values()) <= MAX_WORDS[folder], f"shorten what says a thing twice; the longest pages are {longest}"

@@ -309,9 +309,7 @@ class Leases:
         return [*actions, *offences, *self._end_idle(now)]
 
     def _leased(self, trajectory_ids: Iterable[int]) -> Iterator[TrajectoryRow]:
-        """Those of the trajectories that are leased when they are asked for: what becomes of one may end others. Of the rest
-        nothing is kept here any more.
-        """
+        """Yield the trajectories that are still leased, one by one, since handling one may end others. Forget the rest."""
         for trajectory_id in list(trajectory_ids):
             row = self._state.groups.trajectory(trajectory_id)
             if row is not None and row.status == "leased":
