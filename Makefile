@@ -59,7 +59,7 @@ $(VENV)/.installed: requirements/torch-cpu.txt requirements/torch-cuda.txt requi
 	@$(SETUP) cpu
 	@touch $@
 
-setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13; about 10 GB)
+setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13, Python 3.11 or 3.12; about 10 GB)
 
 $(GPU)/.installed: requirements/gpu.txt requirements/deepspeed.txt $(SETTERS)
 	@$(SETUP) gpu

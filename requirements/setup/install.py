@@ -71,7 +71,7 @@ def install_cpu() -> None:
 
 
 def install_gpu() -> None:
-    require([*preflight.complaints(GPU, GPU_GB), *preflight.driver_too_old(DRIVER)])
+    require([*unmet_by("gpu.txt"), *preflight.complaints(GPU, GPU_GB), *preflight.driver_too_old(DRIVER)])
     pip = environment(GPU)
     gpu_packages(pip)
     install_project(pip)
@@ -84,7 +84,7 @@ def install_here(kind: str) -> None:
     pip = Pip(Path(sys.executable))
     pip.avoid_dead_indexes()
     if kind == "gpu":
-        require([*preflight.complaints(prefix, GPU_GB), *preflight.driver_too_old(DRIVER)])
+        require([*unmet_by("gpu.txt"), *preflight.complaints(prefix, GPU_GB), *preflight.driver_too_old(DRIVER)])
         gpu_packages(pip)
     else:
         require(preflight.complaints(prefix, pytorch.CPU_BUILD.disk_gb))
@@ -113,14 +113,17 @@ def install_project(pip: Pip) -> None:
 
 def install_list(folder: Path, name: str, sees: Path | None = None) -> None:
     """Install one list into an environment that `sees` another one's packages, too."""
-    listed = (LISTS / name).read_text(encoding="utf-8")
-    require([*preflight.unmet(listed), *preflight.complaints(folder, 3)])
+    require([*unmet_by(name), *preflight.complaints(folder, 3)])
     pip = environment(folder, sees)
     if sees is not None:
         path = site_packages(sees)
         (site_packages(folder) / "main.pth").write_text(f"import site; site.addsitedir({str(path)!r})\n", encoding="utf-8")
     say(f"{name} into {folder.name}")
     pip.install(*LOCKED, "-r", str(LISTS / name))
+
+
+def unmet_by(name: str) -> list[str]:
+    return preflight.unmet((LISTS / name).read_text(encoding="utf-8"))
 
 
 def environment(folder: Path, pip_of: Path | None = None) -> Pip:
