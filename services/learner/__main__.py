@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Final
 
 import structlog
@@ -122,10 +121,9 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from gspo_services.learner.engine import ColocatedDevice, LearnerEngine, init_distributed
     from gspo_services.learner.lost_rank import lost_ranks_named
     from gspo_services.learner.metrics import LearnerMetrics
-    from gspo_services.learner.opening import broker_thread, versions_apart_of
+    from gspo_services.learner.opening import broker_thread
     from gspo_services.learner.profiling import profiled
     from gspo_services.learner.service import LearnerService
-    from gspo_services.learner.trainer import train_batch
 
     clock = MonotonicClock()
     rank = int(os.environ.get("RANK", "0"))
@@ -156,7 +154,6 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if rank == 0
         else nullcontext(NoBroker())
     )
-    versions_apart = versions_apart_of(settings.broker.num_brokers)
     device = None
     if settings.run.colocate:
         lock = DeviceLock(settings.run.directory / LOCK_FILE, "learner")
@@ -191,10 +188,8 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     health=health,
                     metrics=metrics,
                     stop=stop,
-                    train=partial(train_batch, profile=profile),
                     profile=profile,
                     device=device,
-                    versions_apart=versions_apart,
                 ).run()
         finally:
             engine.close()

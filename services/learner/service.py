@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -13,9 +13,9 @@ import torch
 from gspo.adaptive import AdaptiveClip
 from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
-from gspo_protocol.messages import Batch, BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
-from gspo_services.learner.advantages import AdvantageSettings
+from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from gspo_services.learner.batch_failures import BatchFailures
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
 from gspo_services.learner.checkpoints import (
     Background,
@@ -29,7 +29,7 @@ from gspo_services.learner.checkpoints import (
 from gspo_services.learner.engine import LearnerDevice, LearnerEngine, OwnDevice
 from gspo_services.learner.export import export_model
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.plan import rows_of_rank
+from gspo_services.learner.planned_batch import BatchSettings, plan_batch, rows_of_rank
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.scheduled import scheduled_objective
 from gspo_services.learner.share import share, stop_anywhere
@@ -75,16 +75,13 @@ class LearnerService:
         profile: Phases = NO_PROFILE,
         life: str = "",
         device: LearnerDevice | None = None,
-        versions_apart: Callable[[Batch], int] | None = None,
     ) -> None:
         """``broker`` is a ``NoBroker`` on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
         checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
-        ``device``: the engine's; None: it is the learner's alone. ``versions_apart``: by how many versions a token of the
-        batch may be older than batch.max_lag allows; None: by none."""
+        ``device``: the engine's; None: it is the learner's alone."""
         self._device = OwnDevice() if device is None else device
         self._profile = profile
         self._train_batch = train
-        self._versions_apart = versions_apart
         self._settings = settings
         self._engine = engine
         self._broker = broker
@@ -122,7 +119,8 @@ class LearnerService:
         target = settings.objective.adaptive_clip_target
         self._calibration = LagCalibration()
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
-        self._advantages = AdvantageSettings.of(settings)
+        self._trackers = Trackers(mismatch=self._mismatch, calibration=self._calibration, adaptive_clip=self._adaptive_clip)
+        self._batch_settings = BatchSettings.of(settings)
         self._rows_of_rank = partial(rows_of_rank, engine, settings)
 
     def run(self) -> None:
@@ -222,24 +220,12 @@ class LearnerService:
 
     def _train(self, assembled: AssembledBatch) -> None:
         batch, groups = assembled.batch, assembled.groups
-        max_lag = self._settings.batch.max_lag
-        if self._versions_apart is not None:
-            max_lag += self._versions_apart(batch)
         begin = self._clock.now()
         with self._failures.of(batch.index):
-            report = self._train_batch(
-                self._engine,
-                groups,
-                objective=scheduled_objective(self._engine, batch, self._settings),
-                policy_version=batch.policy_version,
-                num_mini_batches=self._settings.batch.mini_batches,
-                mismatch=self._mismatch,
-                adaptive_clip=self._adaptive_clip,
-                calibration=self._calibration,
-                max_lag=max_lag,
-                advantages=self._advantages,
-                token_dump=TokenDump.wanted(self._settings, self._engine, batch, groups),
-            )
+            objective = scheduled_objective(self._engine, batch, self._settings)
+            planned = plan_batch(self._engine, groups, batch.policy_version, objective, self._batch_settings)
+            token_dump = TokenDump.wanted(self._settings, self._engine, batch, groups)
+            report = self._train_batch(self._engine, planned, self._trackers, token_dump)
         trained = self._clock.now()
         self._next_batch = batch.index + 1
         self._publish()

@@ -15,7 +15,6 @@ from typing import Any, Final
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger
 from gspo_services.learner.start import is_rank, require_teacher, run_ranks
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import leave
@@ -211,7 +210,6 @@ def _train(plan: Plan) -> None:
     from gspo_services.learner.broker import NoBroker
     from gspo_services.learner.engine import LearnerEngine
     from gspo_services.learner.metrics import LearnerMetrics
-    from gspo_services.learner.opening import versions_apart_of
     from gspo_services.learner.service import LearnerService
     from gspo_services.learner.start import engine_settings_of
     from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun
@@ -246,7 +244,6 @@ def _train(plan: Plan) -> None:
             health=Health(clock, float("inf")),
             metrics=LearnerMetrics(CollectorRegistry()),
             stop=stop,
-            versions_apart=versions_apart_of(len(ledger_directories(plan.source))),
         ).run()
     finally:
         engine.close()

@@ -12,7 +12,7 @@ from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.broker.thread import max_arrivals
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.opening import connections_of, versions_apart_of
+from gspo_services.learner.opening import connections_of
 from gspo_services.learner.service import LearnerService
 from gspo_services.shared.runtime.telemetry import Health
 from tests.simulation.learner import SimBackground, SimBrokerClient, SimTrainer, Turns
@@ -79,7 +79,6 @@ class LearnerProcess:
                     train=trainer.train,
                     background=background,
                     life=self._process.session,
-                    versions_apart=versions_apart_of(settings.broker.num_brokers),
                 )
                 client.turns = background.turns = Turns(service.run)
                 talking = tasks.create_task(broker_loop.run(lambda: None))
