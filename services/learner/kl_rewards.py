@@ -65,7 +65,7 @@ def kl_penalties(
     penalties = gathered_over_sequences(engine, len(rows.sequences), rows_of_own, own[:, None])[:, 0].numpy()
     if not np.isfinite(penalties).all():
         raise NonFiniteLossError("some log-probs of the batch's start or of the reference are not finite; no step was made")
-    return np.bincount(rows.episode_ids, weights=penalties)
+    return np.asarray(np.bincount(rows.episode_ids, weights=penalties), dtype=np.float64)
 
 
 def _zeros(length: int) -> NDArray[np.float32]:
