@@ -139,7 +139,7 @@ def of_states(engine: LearnerEngine, claimed: ClaimedDevice, work: Path) -> dict
     """When the state is saved, loaded and trained on, served, and away from the device for a while."""
 
     def one_more() -> None:
-        train(engine, Objective(), {}, 2, work)
+        train_one(engine, Objective(), {}, 2, work)
 
     phases: list[tuple[str, Callable[[], object]]] = [
         ("save", lambda: engine.save_state(work / "state")),
@@ -165,7 +165,7 @@ def of_plants(engine: LearnerEngine, claimed: ClaimedDevice, case: Case, work: P
     for plant in case.plants:
         change = PLANTS[plant]
         handle = engine.model.model.layers[0].mlp.register_forward_hook(lambda *given, change=change: change(given[-1]))
-        train(engine, Objective(), {}, 2, work)
+        train_one(engine, Objective(), {}, 2, work)
         found[plant] = claimed.take()
         handle.remove()
     return found
