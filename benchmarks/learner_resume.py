@@ -40,12 +40,12 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    from gspo.mismatch import MismatchTracker
+    from gspo_services.learner.batch_run import Trackers
     from gspo_services.learner.checkpoints import CheckpointState
     from gspo_services.learner.engine import LearnerEngine
     from gspo_services.learner.start import engine_settings_of
-    from gspo_services.learner.trainer import train_batch
     from tests.support.learner.saving import save_checkpoint
+    from tests.support.learner.trained import train
     from tests.support.loss.sequences import random_groups
 
     torch.manual_seed(0)
@@ -57,17 +57,10 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     policy = Qwen3MoeForCausalLM(shape)
     policy.save_pretrained(settings.model.path)
     engine = LearnerEngine.create(settings.model.path, engine_settings_of(settings, "cpu"))
-    mismatch = MismatchTracker()
-    groups = random_groups(8, 8, 0, vocab_size=264)
-    train_batch(
-        engine,
-        groups,
-        objective=settings.objective,
-        policy_version=1,
-        num_mini_batches=1,
-        mismatch=mismatch,
-    )
-    state = CheckpointState(policy_version=2, batch_position=batch_position, mismatch=dict(mismatch.state_dict()))
+    trackers = Trackers()
+    train(engine, random_groups(8, 8, 0, vocab_size=264), settings.objective, policy_version=1, trackers=trackers)
+    mismatch = dict(trackers.mismatch.state_dict())
+    state = CheckpointState(policy_version=2, batch_position=batch_position, mismatch=mismatch)
     save_checkpoint(engine, settings.run.directory / "checkpoints", state)
     engine.close()
     return sum(parameter.numel() for parameter in policy.parameters())

@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gspo.mismatch import MismatchTracker
 from gspo.model.packing import pack
 from gspo.moe.experts import changed_share
 from gspo_services.learner.engine.engine import LearnerEngine
-from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.learner_worker import settings
-from tests.support.learner.trained import WIDE
+from tests.support.learner.trained import train
 from tests.support.learner.training_groups import write_model_and_groups
 from tests.support.loss.sequences import load_groups
 
@@ -48,7 +46,7 @@ def _changed(directory: Path, rate: float, factor: float) -> list[str]:
     start, found = engine.logprobs(packed).experts, []
     assert start is not None
     for _ in range(STEPS):
-        train_batch(engine, groups, objective=WIDE, policy_version=1, num_mini_batches=1, mismatch=MismatchTracker())
+        train(engine, groups, policy_version=1)
         picks = engine.logprobs(packed).experts
         assert picks is not None
         found.append(f"{changed_share(picks, start, packed.mask_T):.1%}")

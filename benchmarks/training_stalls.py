@@ -24,14 +24,13 @@ from typing import Any
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gspo.mismatch import MismatchTracker
 from gspo.settings import Objective
 from gspo_services.learner.checkpoints import CheckpointSaver, CheckpointState, Threads
 from gspo_services.learner.engine import LearnerEngine
 from gspo_services.learner.start import EngineSettings
-from gspo_services.learner.trainer import train_batch
 from gspo_services.learner.weights import build_snapshot, copy_parameters, encode_delta
 from gspo_services.shared.settings import Learner
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups
 
 MODELS: dict[str, dict[str, int]] = {
@@ -68,14 +67,7 @@ class Measured:
         self._newest = build_snapshot(1, self._copy())
 
     def train(self) -> None:
-        train_batch(
-            self._engine,
-            self._groups,
-            objective=Objective(),
-            policy_version=1,
-            num_mini_batches=1,
-            mismatch=MismatchTracker(),
-        )
+        train(self._engine, self._groups, Objective(), policy_version=1)
 
     def _copy(self) -> Any:
         return copy_parameters(self._engine.served_parameters(torch.bfloat16))

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gspo.loss import LossOutput, TokenRatios, gspo_loss, objective_loss
     from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_moments, mismatch_weights, sequence_mismatch
     from gspo.model.logprobs import TokenLogProbs, attach_logprob_head, chunked_logprobs
-    from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
+    from gspo.model.micro_batches import plan_micro_batches
+    from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack
     from gspo.moe.experts import ExpertPicks, ExpertRecorder
     from gspo.moe.routing_replay import RoutingReplay
     from gspo.options.aggregation import Reduction
@@ -92,7 +93,8 @@ _LAZY = {
     "diagnostics": ("SequenceStats", "signal_clip_fraction", "summarise"),
     "loss": ("LossOutput", "TokenRatios", "gspo_loss", "objective_loss"),
     "model.logprobs": ("TokenLogProbs", "attach_logprob_head", "chunked_logprobs"),
-    "model.packing": ("PackedBatch", "TrainGroup", "TrainSequence", "pack", "plan_micro_batches"),
+    "model.micro_batches": ("plan_micro_batches",),
+    "model.packing": ("PackedBatch", "TrainGroup", "TrainSequence", "pack"),
     "moe.experts": ("ExpertPicks", "ExpertRecorder"),
     "moe.routing_replay": ("RoutingReplay",),
     "padded": ("padded_loss",),

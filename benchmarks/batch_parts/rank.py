@@ -19,12 +19,13 @@ import torch
 import zmq
 from prometheus_client import CollectorRegistry
 
+from gspo.settings import Objective
 from gspo_protocol.limits import MAX_VOCABULARY
 from gspo_protocol.messages import BatchRequest, Resume
-from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
 from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerThread, assemble
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.plan import planned_mini_batches, rows_of_rank
+from gspo_services.learner.planned_batch import BatchSettings, plan_batch, rows_of_rank
+from gspo_services.learner.profiling import NO_PROFILE
 from gspo_services.learner.share import share
 from gspo_services.learner.weights import copy_weights
 from gspo_services.shared.runtime.clock import MonotonicClock
@@ -42,7 +43,9 @@ class Ranks:
 
     max_tokens_per_micro_batch = TOKEN_BUDGET
     sequence_parallel = 1
+    shares_beginnings = False
     max_sequence_tokens = None
+    profile = NO_PROFILE
 
     def __init__(self) -> None:
         torch.distributed.init_process_group("gloo")
@@ -93,22 +96,20 @@ def take_batch(ranks: Ranks, broker: BrokerThread | None, settings: Settings) ->
     return assembled
 
 
-def compared(ranks: Ranks, assembled: AssembledBatch, num_mini_batches: int) -> int:
+def compared(ranks: Any, assembled: AssembledBatch, num_mini_batches: int) -> int:
     """Pack every micro-batch as for training, and compare its tokens with what the rollouts made; returns how many."""
-    credit = AdvantageTable.of(assembled.groups, AdvantageSettings())
-    version = assembled.batch.policy_version
-    steps = planned_mini_batches(ranks, assembled.groups, credit, version, num_mini_batches)
+    settings = BatchSettings(mini_batches=num_mini_batches)
+    planned = plan_batch(ranks, assembled.groups, assembled.batch.policy_version, Objective(), settings)
     trajectories = [item.trajectory_id for item in assembled.batch.items]
     num_tokens = 0
-    for step in steps:
-        for packed in step.micro_batches:
-            if packed.is_empty:
-                continue
-            bounds = zip(packed.cu_seqlens, packed.cu_seqlens[1:], strict=False)
-            for row, (start, end) in zip(packed.sequence_indices, bounds, strict=True):
-                expected = tokens_of(trajectories[step.rows[row]], end - start)
-                np.testing.assert_array_equal(packed.input_ids[0, start:end].numpy(), expected)
-            num_tokens += packed.num_tokens
+    for packed in planned.micro_batches():
+        if packed.is_empty:
+            continue
+        bounds = zip(packed.cu_seqlens, packed.cu_seqlens[1:], strict=False)
+        for row, (start, end) in zip(packed.sequence_indices, bounds, strict=True):
+            expected = tokens_of(trajectories[row], end - start)
+            np.testing.assert_array_equal(packed.input_ids[0, start:end].numpy(), expected)
+        num_tokens += packed.num_tokens
     return num_tokens
 
 

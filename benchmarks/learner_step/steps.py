@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.learner_step.models import Shape, build
-from gspo.mismatch import MismatchTracker
 from gspo.model.attention import register_segment_attention
-from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
+from gspo.model.micro_batches import plan_micro_batches
+from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.engine import LearnerEngine
+from gspo_services.learner.planned_batch import BatchSettings, plan_batch
 from gspo_services.learner.start import EngineSettings
 from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.settings import Learner as LearnerSettings
@@ -44,14 +46,7 @@ class Learner:
         objective = Objective(anchor=anchor, tis_mode="off")  # type: ignore[arg-type]
 
         def make() -> None:
-            train_batch(
-                self.engine,
-                groups,
-                objective=objective,
-                policy_version=0,
-                num_mini_batches=1,
-                mismatch=MismatchTracker(),
-            )
+            train_batch(self.engine, plan_batch(self.engine, groups, 0, objective, BatchSettings()), Trackers())
 
         return make
 

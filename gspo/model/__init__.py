@@ -2,7 +2,8 @@
 
 Import from the module that defines a name; this door stays free of torch.
 
-    packing     ``TrainSequence``, ``TrainGroup``, ``PackedBatch``, ``pack``, ``plan_micro_batches``
+    packing     ``TrainSequence``, ``TrainGroup``, ``PackedBatch``, ``pack``
+    micro_batches   ``plan_micro_batches``
     policy      ``load_policy``, ``prepare_policy``
     logprobs    ``TokenLogProbs``, ``chunked_logprobs``
     attention   ``segment_attention``, ``register_segment_attention``

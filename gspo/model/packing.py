@@ -202,16 +202,6 @@ BatchGroup = SequenceGroup[BatchSequence]
 """A group of a batch of which this rank may have a part only."""
 
 
-def episode_ids(groups: Sequence[BatchGroup]) -> NDArray[np.int64]:
-    """Return the episode of each sequence of a batch, int64 [M], counted from 0 over all groups."""
-    counts = [
-        np.ones(len(group.sequences), dtype=np.int64) if group.sequences_per_episode is None else group.sequences_per_episode
-        for group in groups
-    ]
-    per_episode = np.concatenate(counts) if counts else np.zeros(0, dtype=np.int64)
-    return np.repeat(np.arange(len(per_episode)), per_episode)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedBatch:
     """S sequences end to end; index t of a ``_T`` tensor describes the target token t + 1 of the same sequence.
@@ -238,7 +228,7 @@ class PackedBatch:
     versions_T: Tensor
     """int64; the policy version that made each action token, -1 elsewhere."""
     sequence_indices: tuple[int, ...]
-    """[S]; position of each sequence in the mini-batch, for gathering results."""
+    """[S]; position of each sequence in the batch, for gathering results."""
     scored_N: Tensor
     """int64; where ``mask_T`` is set, known without a look at it."""
     shared: SharedRow | None = None
@@ -288,7 +278,7 @@ def pack(
     Args:
         sequences: with advantages; an empty list gives a dummy of one token that joins collectives and trains nothing.
         policy_version: the learner's version at use; no token may be newer.
-        sequence_indices: positions of the sequences in the mini-batch; their own order when None.
+        sequence_indices: positions of the sequences in the batch; their own order when None.
         families: a number per sequence; neighbours of one number share the beginning that they have in common.
 
     Raises: ValueError for a sequence without advantages, or with a token newer than the learner.
@@ -339,9 +329,9 @@ def pack(
         versions_T=on_actions([sequence.versions for sequence in sequences], -1, np.int64),
         sequence_indices=indices,
         scored_N=torch.from_numpy(np.flatnonzero(mask_T)),
-        shared=None if families is None else shared_row(token_ids, families),
         adapters_T=_packed_adapters(sequences, lengths),
         experts_TLK=_packed_experts(sequences, mask_T),
+        shared=None if families is None else shared_row(token_ids, families),
     )
 
 
@@ -384,71 +374,3 @@ def _dummy() -> PackedBatch:
         sequence_indices=(),
         scored_N=zeros[:0].clone(),
     )
-
-
-def plan_micro_batches(
-    lengths: Sequence[int], max_tokens: int, num_ranks: int, *, max_sequence_tokens: int | None = None
-) -> list[list[list[int]]]:
-    """Spread sequences over ranks and micro-batches: ``plan[rank][micro_batch]`` holds indices into ``lengths``.
-
-    Every rank gets the same number of micro-batches, because each is a round of collectives; with too few sequences,
-    some are empty. A micro-batch holds at most ``max_tokens`` tokens, but a longer
-    sequence gets one for itself. Micro-batches of one round have similar sizes, because the slowest rank sets the
-    pace. The plan depends only on the arguments.
-
-    Raises: ValueError for a sequence above ``max_sequence_tokens``.
-    """
-    require_lengths(lengths, max_sequence_tokens)
-    if max_tokens < 1 or num_ranks < 1:
-        raise ValueError(f"max_tokens is {max_tokens} and num_ranks {num_ranks}; both must be at least 1")
-    longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    bins = _first_fit(lengths, longest_first, max_tokens)
-    num_bins = max(1, math.ceil(len(bins) / num_ranks)) * num_ranks
-    levelled = _least_loaded(lengths, longest_first, max_tokens, num_bins)
-    # Levelling can fail to find room where first-fit found it; keeping the number of bins matters more than even loads.
-    bins = levelled if levelled is not None else bins + [[] for _ in range(num_bins - len(bins))]
-    bins.sort(key=lambda members: (-sum(lengths[index] for index in members), members))
-    plan: list[list[list[int]]] = [[] for _ in range(num_ranks)]
-    for start in range(0, num_bins, num_ranks):
-        # Boustrophedon: the rank with the largest micro-batch of one round gets the smallest of the next.
-        ranks = range(num_ranks) if start // num_ranks % 2 == 0 else reversed(range(num_ranks))
-        for offset, rank in enumerate(ranks):
-            plan[rank].append(sorted(bins[start + offset]))
-    return plan
-
-
-def require_lengths(lengths: Sequence[int], max_sequence_tokens: int | None) -> None:
-    """Raises: ValueError for a sequence above ``max_sequence_tokens``."""
-    for index, length in enumerate(lengths):
-        if max_sequence_tokens is not None and length > max_sequence_tokens:
-            raise ValueError(
-                f"sequence {index} has {length} tokens, above max_sequence_tokens = {max_sequence_tokens}, which is at most "
-                "the model's positions; lower sampling.max_tokens"
-            )
-
-
-def _first_fit(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    loads: list[int] = []
-    for index in order:
-        for slot, load in enumerate(loads):
-            if load + lengths[index] <= max_tokens:
-                bins[slot].append(index)
-                loads[slot] += lengths[index]
-                break
-        else:
-            bins.append([index])
-            loads.append(lengths[index])
-    return bins
-
-
-def _least_loaded(lengths: Sequence[int], order: Sequence[int], max_tokens: int, num_bins: int) -> list[list[int]] | None:
-    bins: list[list[int]] = [[] for _ in range(num_bins)]
-    loads = [0] * num_bins
-    for index in order:
-        slot = min(range(num_bins), key=lambda candidate: (loads[candidate], candidate))
-        if bins[slot] and loads[slot] + lengths[index] > max_tokens:
-            return None
-        bins[slot].append(index)
-        loads[slot] += lengths[index]
-    return bins

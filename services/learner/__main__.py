@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Final
 
 import structlog
@@ -125,7 +124,6 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from gspo_services.learner.opening import broker_thread
     from gspo_services.learner.profiling import profiled
     from gspo_services.learner.service import LearnerService
-    from gspo_services.learner.trainer import train_batch
 
     clock = MonotonicClock()
     rank = int(os.environ.get("RANK", "0"))
@@ -190,7 +188,6 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     health=health,
                     metrics=metrics,
                     stop=stop,
-                    train=partial(train_batch, profile=profile),
                     profile=profile,
                     device=device,
                 ).run()

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gspo.advantages import TurnCredit, group_advantages, turn_advantages
-from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence, episode_ids
+from gspo.model.packing import BatchGroup, TrainSequence
 from gspo.options.overlong import overlong, overlong_penalties
 from gspo.settings import Baseline, Objective, StdOver
+from gspo_services.learner.plan import BatchRows
 from gspo_services.shared.settings import Settings
 
 
@@ -66,12 +65,7 @@ class AdvantageSettings:
 class AdvantageTable:
     """The advantages of a batch, from rewards and lengths alone: they reach a sequence's tokens when it is trained."""
 
-    sequences: tuple[BatchSequence, ...]
-    """[M]; those of the groups in order."""
-    group_ids: Tensor
-    """int64 [M]; the index of each sequence's group."""
-    episodes: NDArray[np.int64]
-    """[M]; the episode of each sequence."""
+    rows: BatchRows
     values: Sequence[NDArray[np.float32]]
     """For each episode: [1], its advantage, or that of each of its turns."""
     by_turn: bool
@@ -79,17 +73,18 @@ class AdvantageTable:
     """[M]; sequences that are too long to count (``overlong_filter_tokens``): a teacher's judgement is not added either."""
 
     @classmethod
-    def of(cls, groups: Sequence[BatchGroup], settings: AdvantageSettings) -> AdvantageTable:
+    def of(cls, rows: BatchRows, settings: AdvantageSettings, rewards: NDArray[np.float64] | None = None) -> AdvantageTable:
         """All sequences of an episode share its advantage, or those of its turns. An episode is as long as its longest
         sequence.
 
+        ``rewards``: of each episode, in place of its own; rewards of turns stay what they are.
+
         Raises: ValueError when turns get credit and a group has no turn rewards.
         """
-        sequences = tuple(sequence for group in groups for sequence in group.sequences)
-        episode_of = episode_ids(groups)
+        groups = rows.groups
         group_ids = np.repeat(np.arange(len(groups)), [group.num_episodes for group in groups])
         lengths = np.zeros(len(group_ids), dtype=np.int64)
-        np.maximum.at(lengths, episode_of, [sequence.num_tokens for sequence in sequences])
+        np.maximum.at(lengths, rows.episode_ids, rows.lengths)
         limits = _limits(groups, settings)
         penalties = _penalties(lengths, limits, settings)
         scaling: _Scaling = {
@@ -98,13 +93,13 @@ class AdvantageTable:
             "std_over": settings.std_over,
         }
         if settings.advantage == "sequence":
-            rewards = np.concatenate([group.rewards for group in groups]) + penalties
-            by_episode = group_advantages(rewards, group_ids, **scaling)
+            lowered = (rows.rewards if rewards is None else rewards) + penalties
+            by_episode = group_advantages(lowered, group_ids, **scaling)
             values = [np.full(1, value, dtype=np.float32) for value in by_episode.advantages_M.tolist()]
         else:
             kept = [is_kept for group in groups for is_kept in _kept_turns(group)]
-            of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
-            of_turns = [rewards[is_kept] for rewards, is_kept in zip(of_turns, kept, strict=True)]
+            of_turns = [each for group in groups for each in _turn_rewards(group)]
+            of_turns = [each[is_kept] for each, is_kept in zip(of_turns, kept, strict=True)]
             of_turns = [_less(*pair) for pair in zip(of_turns, penalties, strict=True)]
             roles = [role for group in groups for role in _turn_roles(group)]
             roles = [role[is_kept] for role, is_kept in zip(roles, kept, strict=True)]
@@ -119,38 +114,32 @@ class AdvantageTable:
             limit = max(int(limits.max()), _require_max_tokens(settings))
             filtered = overlong(lengths, max_tokens=limit, filter_tokens=settings.overlong_filter_tokens)
             values = [np.zeros_like(value) if out else value for value, out in zip(values, filtered, strict=True)]
-        return cls(
-            sequences=sequences,
-            group_ids=torch.from_numpy(group_ids[episode_of]),
-            episodes=episode_of,
-            values=values,
-            by_turn=settings.advantage != "sequence",
-            filtered=filtered[episode_of],
-        )
+        return cls(rows=rows, values=values, by_turn=settings.advantage != "sequence", filtered=filtered[rows.episode_ids])
 
     @property
     def still(self) -> NDArray[np.bool_]:
         """[M]; sequences whose advantage is 0 at every token: nothing of them pulls at the policy."""
-        return np.array([not value.any() for value in self.values], dtype=np.bool_)[self.episodes]
+        return np.array([not value.any() for value in self.values], dtype=np.bool_)[self.rows.episode_ids]
 
     def with_advantages(self, row: int) -> TrainSequence:
         """Return the sequence at ``row`` with its tokens' advantages.
 
         Raises: ValueError when this rank does not have its tokens, or they have more turns than the episode has rewards.
         """
-        sequence, values = self.sequences[row].loaded(), self.values[self.episodes[row]]
+        sequence, episode = self.rows.sequences[row].loaded(), self.rows.episode_ids[row]
+        values = self.values[episode]
         if not self.by_turn:
             return sequence.with_advantages(_to_tokens(values, np.where(sequence.action_mask, 0, -1)))
         num_turns = sequence.turn_ids.max() + 1
         if num_turns > len(values):
             raise ValueError(
-                f"episode {self.episodes[row]} of the batch: a sequence has {num_turns} turns and {len(values)} turn rewards"
+                f"episode {episode} of the batch: a sequence has {num_turns} turns and {len(values)} turn rewards"
             )
         return sequence.with_advantages(_to_tokens(values, sequence.turn_ids))
 
 
-def pulls_without_advantage(objective: Objective, advantages: AdvantageSettings, *, balances_load: bool) -> bool:
-    """Whether a sequence of advantage 0 has a gradient: of a KL term, an entropy bonus, a teacher or the balance of experts.
+def pulls_without_advantage(objective: Objective, advantages: AdvantageSettings) -> bool:
+    """Whether a sequence of advantage 0 has a gradient: of a KL term, an entropy bonus or a teacher.
 
     With a KL term in the reward it is not known before the first pass whether a sequence has one. M2PO's mask is made of all
     tokens of a micro-batch: those of such sequences decide about the others.
@@ -160,19 +149,19 @@ def pulls_without_advantage(objective: Objective, advantages: AdvantageSettings,
         or objective.surrogate == "m2po"
         or objective.entropy_coefficient > 0
         or advantages.teacher_coefficient > 0
-        or balances_load
     )
 
 
 def sequences_with_advantages(
     groups: Sequence[BatchGroup], settings: AdvantageSettings
-) -> tuple[list[TrainSequence], Tensor]:
-    """Return the groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
+) -> tuple[list[TrainSequence], NDArray[np.int64]]:
+    """Return the groups' sequences in order, with their advantages, and the index of each one's group, [M].
 
     Raises: ValueError when turns get credit and a group has no turn rewards, or too few.
     """
-    table = AdvantageTable.of(groups, settings)
-    return [table.with_advantages(row) for row in range(len(table.sequences))], table.group_ids
+    rows = BatchRows.of(groups)
+    table = AdvantageTable.of(rows, settings)
+    return [table.with_advantages(row) for row in range(len(rows.sequences))], rows.group_ids
 
 
 class _Scaling(TypedDict):

@@ -19,7 +19,7 @@ from gspo.model.packing import PackedBatch
 from gspo.options.distillation import teacher_advantages, teacher_kl
 from gspo_services.learner.advantages import AdvantageSettings
 from gspo_services.learner.engine import NonFiniteLossError
-from gspo_services.learner.plan import SummingRank, sum_over_sequences
+from gspo_services.learner.sums import SummingRank, sum_over_sequences
 
 
 class TeacherEngine(SummingRank, Protocol):

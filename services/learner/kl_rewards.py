@@ -1,23 +1,23 @@
-"""Subtracts a KL penalty, the distance from the reference model, from rewards before the advantages are computed."""
+"""The KL penalty of each episode, its distance from the reference model, that its reward loses before the advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gspo.inputs.validation import trusted_values
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import BatchGroup, PackedBatch, episode_ids, pack
+from gspo.model.packing import PackedBatch, pack
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
 from gspo_services.learner.engine import NonFiniteLossError
-from gspo_services.learner.plan import SummingRank, gathered_over_sequences, group_of_rows, own_micro_batches, shared_by
+from gspo_services.learner.plan import BatchRows
+from gspo_services.learner.sums import SummingRank, gathered_over_sequences
 
 
 class ReferenceEngine(SummingRank, Protocol):
@@ -25,23 +25,30 @@ class ReferenceEngine(SummingRank, Protocol):
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
     def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
+    @property
+    def shares_beginnings(self) -> bool: ...
 
 
-def with_kl_rewards(
-    engine: ReferenceEngine, groups: Sequence[BatchGroup], objective: Objective, *, policy_version: int
-) -> list[BatchGroup]:
-    """Return the groups with rewards r_i - kl_coefficient * sum of k_t, under the engine's present weights. Collective.
+def kl_penalties(
+    engine: ReferenceEngine,
+    rows: BatchRows,
+    micro_batches: Sequence[Sequence[int]],
+    objective: Objective,
+    *,
+    policy_version: int,
+) -> NDArray[np.float64]:
+    """Return kl_coefficient * sum of k_t of each episode, under the engine's present weights. Collective.
+
+    ``micro_batches``: the rows of each of this rank's; over all ranks they hold the whole batch.
 
     It costs a forward pass of both models over the whole batch. Raises: NonFiniteLossError, on all ranks alike.
     """
-    members = [sequence for group in groups for sequence in group.sequences]
-    rows: list[int] = []
+    own_rows: list[int] = []
     found: list[Tensor] = []
-    families = group_of_rows(groups)
-    for indices in own_micro_batches(engine, [sequence.num_tokens for sequence in members], families):
-        unweighted = [members[index].loaded().with_advantages(_zeros(members[index].num_tokens)) for index in indices]
-        shared = shared_by(engine, [families[index] for index in indices])
-        packed = pack(unweighted, policy_version=policy_version, sequence_indices=indices, families=shared)
+    for members in micro_batches:
+        unweighted = [rows.sequences[row].loaded().with_advantages(_zeros(rows.lengths[row])) for row in members]
+        shared = rows.families(members) if engine.shares_beginnings else None
+        packed = pack(unweighted, policy_version=policy_version, sequence_indices=members, families=shared)
         logprobs_T = engine.logprobs(packed).logprobs_T
         if packed.is_empty:
             continue
@@ -51,20 +58,15 @@ def with_kl_rewards(
             kl_S = sequence_kl(
                 objective, logprobs_T, reference_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
             )
-        rows.extend(indices)
+        own_rows.extend(members)
         found.append(kl_S.double())
     own = torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
-    rows_of_own = torch.tensor(rows, dtype=torch.int64)
-    penalties = gathered_over_sequences(engine, len(members), rows_of_own, own[:, None])[:, 0].numpy()
+    rows_of_own = torch.tensor(own_rows, dtype=torch.int64)
+    penalties = gathered_over_sequences(engine, len(rows.sequences), rows_of_own, own[:, None])[:, 0].numpy()
     if not np.isfinite(penalties).all():
         raise NonFiniteLossError("some log-probs of the batch's start or of the reference are not finite; no step was made")
-    of_episodes = np.bincount(episode_ids(groups), weights=penalties)
-    starts = accumulate((group.num_episodes for group in groups), initial=0)
-    return [
-        replace(group, rewards=group.rewards - of_episodes[start : start + group.num_episodes])
-        for group, start in zip(groups, starts, strict=False)
-    ]
+    return np.asarray(np.bincount(rows.episode_ids, weights=penalties), dtype=np.float64)
 
 
-def _zeros(length: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _zeros(length: int) -> NDArray[np.float32]:
     return np.zeros(length, dtype=np.float32)

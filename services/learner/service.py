@@ -14,8 +14,8 @@ from gspo.adaptive import AdaptiveClip
 from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
 from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
-from gspo_services.learner.advantages import AdvantageSettings
 from gspo_services.learner.batch_failures import BatchFailures
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
 from gspo_services.learner.checkpoints import (
     Background,
@@ -29,7 +29,7 @@ from gspo_services.learner.checkpoints import (
 from gspo_services.learner.engine import LearnerDevice, LearnerEngine, OwnDevice
 from gspo_services.learner.export import export_model
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.plan import rows_of_rank
+from gspo_services.learner.planned_batch import BatchSettings, plan_batch, rows_of_rank
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.scheduled import scheduled_objective
 from gspo_services.learner.share import share, stop_anywhere
@@ -119,7 +119,8 @@ class LearnerService:
         target = settings.objective.adaptive_clip_target
         self._calibration = LagCalibration()
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
-        self._advantages = AdvantageSettings.of(settings)
+        self._trackers = Trackers(mismatch=self._mismatch, calibration=self._calibration, adaptive_clip=self._adaptive_clip)
+        self._batch_settings = BatchSettings.of(settings)
         self._rows_of_rank = partial(rows_of_rank, engine, settings)
 
     def run(self) -> None:
@@ -221,19 +222,10 @@ class LearnerService:
         batch, groups = assembled.batch, assembled.groups
         begin = self._clock.now()
         with self._failures.of(batch.index):
-            report = self._train_batch(
-                self._engine,
-                groups,
-                objective=scheduled_objective(self._engine, batch, self._settings),
-                policy_version=batch.policy_version,
-                num_mini_batches=self._settings.batch.mini_batches,
-                mismatch=self._mismatch,
-                adaptive_clip=self._adaptive_clip,
-                calibration=self._calibration,
-                max_lag=self._settings.batch.max_lag,
-                advantages=self._advantages,
-                token_dump=TokenDump.wanted(self._settings, self._engine, batch, groups),
-            )
+            objective = scheduled_objective(self._engine, batch, self._settings)
+            planned = plan_batch(self._engine, groups, batch.policy_version, objective, self._batch_settings)
+            token_dump = TokenDump.wanted(self._settings, self._engine, batch, groups)
+            report = self._train_batch(self._engine, planned, self._trackers, token_dump)
         trained = self._clock.now()
         self._next_batch = batch.index + 1
         self._publish()

@@ -11,17 +11,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from deploy.monitoring.generate import RULES
-from gspo.mismatch import MismatchTracker
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Anchor, Objective
 from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.trainer import train_batch
 from gspo_services.rollout.endpoint import EndpointMetrics
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups
 
 TARGET_LABELS = frozenset({"namespace", "pod", "component", "instance", "job"})
@@ -73,14 +72,8 @@ def diagnostics() -> dict[str, float]:
     """What the learner reports of a batch with several lags, trained here on a table, together with a router's picks."""
 
     def trained(anchor: Anchor, versions: tuple[int, int]) -> dict[str, float]:
-        return train_batch(
-            BigramEngine(),
-            random_groups(8, 4, seed=0, versions=versions),
-            objective=Objective(anchor=anchor),
-            policy_version=6,
-            num_mini_batches=1,
-            mismatch=MismatchTracker(),
-        ).metrics
+        groups = random_groups(8, 4, seed=0, versions=versions)
+        return train(BigramEngine(), groups, Objective(anchor=anchor), policy_version=6).metrics
 
     # Each anchor has measurements of its own; those of calibration need many sequences of one lag.
     metrics = trained("behaviour", (6, 6)) | trained("proximal", (0, 6))

@@ -17,11 +17,15 @@ from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.messages import Trained
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.planned_batch import PlannedBatch
+from gspo_services.learner.profiling import NO_PROFILE
+from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import BatchReport
 from gspo_services.learner.weights.weight_copy import WeightCopy
 from gspo_services.shared.settings import Learner
@@ -251,6 +255,7 @@ class SimTrainer:
     sequence_parallel = 1
     shares_beginnings = False
     max_sequence_tokens = None
+    profile = NO_PROFILE
 
     def __init__(
         self,
@@ -276,7 +281,10 @@ class SimTrainer:
     def set_learning_rate(self, value: float) -> None:
         self._learning_rate = value
 
-    def train(self, engine: LearnerEngine, groups: Sequence[BatchGroup], **_: Any) -> BatchReport:
+    def train(
+        self, engine: LearnerEngine, batch: PlannedBatch, trackers: Trackers, token_dump: TokenDump | None = None
+    ) -> BatchReport:
+        groups = batch.rows.groups
         arrived = self.broker.taken
         assert arrived is not None
         assert sum(len(group.sequences_per_episode or ()) for group in groups) == len(arrived.batch.items)

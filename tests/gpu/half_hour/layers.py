@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from gspo.calibration import LagCalibration
-from gspo.mismatch import MismatchTracker
 from gspo.model.packing import PackedBatch
 from gspo.settings import Objective
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.start.engine_settings import EngineSettings
-from gspo_services.learner.trainer import BatchReport, train_batch
+from gspo_services.learner.trainer import BatchReport
 from gspo_services.shared.settings.sections import Learner
 from tests.gpu.half_hour.shapes import QWEN3_30B_A3B, SMALL, moe_config
 from tests.support.learner.gpu_worker import policy_gradient, random_row
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,19 +46,10 @@ def active_parameters(model: Any) -> int:
 def waits(engine: LearnerEngine) -> dict[str, int]:
     """How often a batch of two steps with the product's loss makes the host wait for the device, by the line that does."""
     groups = random_groups(8, 8, seed=1, vocab_size=SHAPE["vocab_size"] - 16, versions=(0, 1))
-    objective, counted = Objective(), dict[str, int]()
-    mismatch, calibration = MismatchTracker(), LagCalibration()
+    objective, counted, trackers = Objective(), dict[str, int](), Trackers()
 
     def batch() -> BatchReport:
-        return train_batch(
-            engine,
-            groups,
-            objective=objective,
-            policy_version=1,
-            num_mini_batches=2,
-            mismatch=mismatch,
-            calibration=calibration,
-        )
+        return train(engine, groups, objective, policy_version=1, num_mini_batches=2, trackers=trackers)
 
     batch()  # The first one checks that every parameter gets a gradient, and nothing is calibrated yet.
     with warnings.catch_warnings(record=True) as caught:

@@ -14,15 +14,14 @@ import msgspec
 import numpy as np
 import torch
 
-from gspo.mismatch import MismatchTracker
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.engine.engine import LearnerEngine
-from gspo_services.learner.trainer import train_batch
 from gspo_services.learner.weights.adapters import AdapterCopy
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.shared.settings.sections import LoraSection, Settings
 from tests.support.learner.learner_worker import OBJECTIVE, settings
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import load_groups
 
 LORA: Final[dict[str, Any]] = {"rank": 4, "alpha": 8.0, "target_modules": ["attention"]}
@@ -52,10 +51,7 @@ def main() -> None:
     }
     for version in range(1, NUM_VERSIONS + 1):
         if version > 1:
-            objective = OBJECTIVE
-            train_batch(
-                engine, groups, objective=objective, policy_version=1, num_mini_batches=1, mismatch=MismatchTracker()
-            )
+            train(engine, groups, OBJECTIVE, policy_version=1)
         for publish, each in copies.items():
             weights = each.copy()
             assert weights is not None

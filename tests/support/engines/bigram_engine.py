@@ -14,6 +14,7 @@ from gspo.model.logprobs import TokenLogProbs, chunked_logprobs
 from gspo.model.packing import PackedBatch
 from gspo_services.learner.engine.gradients import NonFiniteLossError
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
+from gspo_services.learner.profiling import NO_PROFILE, Phases
 
 
 class BigramEngine:
@@ -44,6 +45,7 @@ class BigramEngine:
         self.shares_beginnings = False
         self.max_sequence_tokens: int | None = None
         self._learning_rate = learning_rate
+        self.profile: Phases = NO_PROFILE
         self.num_forward_passes = 0
         self.gradients: list[Tensor] = []
 

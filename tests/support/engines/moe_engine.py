@@ -16,6 +16,7 @@ from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertShape
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult
+from gspo_services.learner.profiling import NO_PROFILE, Phases
 
 
 class MoeEngine:
@@ -40,6 +41,7 @@ class MoeEngine:
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.sequence_parallel = 1
         self.shares_beginnings = False
+        self.profile: Phases = NO_PROFILE
         self._update = update
         self._experts = ExpertRecorder(model)
         self.replays_routing = replays_routing

@@ -29,6 +29,7 @@ from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.model.policy import load_policy
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
@@ -37,10 +38,10 @@ from gspo_services.learner.export import export_model
 from gspo_services.learner.profiling.profile import BatchProfile, HostTimeline, StepProfile
 from gspo_services.learner.profiling.report import as_json
 from gspo_services.learner.start.engine_settings import EngineSettings
-from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.settings.sections import Learner, LoraSection
+from tests.support.learner.trained import train as train_groups
 from tests.support.loss.sequences import after_prompt, load_groups
 
 SETTINGS: dict[str, Any] = {
@@ -91,10 +92,10 @@ def train(
     engine: LearnerEngine, groups: list[TrainGroup], mismatch: MismatchTracker, anchor: str = "behaviour"
 ) -> dict[str, float]:
     objective = replace(OBJECTIVE, anchor=anchor)  # type: ignore[arg-type]
-    report = train_batch(
-        engine, groups, objective=objective, policy_version=1, num_mini_batches=NUM_MINI_BATCHES, mismatch=mismatch
-    )
-    return report.metrics
+    trackers = Trackers(mismatch=mismatch)
+    return train_groups(
+        engine, groups, objective, policy_version=1, num_mini_batches=NUM_MINI_BATCHES, trackers=trackers
+    ).metrics
 
 
 def save_weights(engine: LearnerEngine, path: Path) -> None:
@@ -175,15 +176,7 @@ def bfloat16(work: Path) -> dict[str, Any]:
         )
         engine.profile = profile
         with HostReads() as counted:
-            train_batch(
-                engine,
-                groups,
-                objective=replace(OBJECTIVE, anchor="proximal"),
-                policy_version=1,
-                num_mini_batches=1,
-                mismatch=MismatchTracker(),
-                profile=profile,
-            )
+            train_groups(engine, groups, replace(OBJECTIVE, anchor="proximal"), policy_version=1)
         profile.end_batch(0, engine.sum_over_ranks)
         reads[profiles[-1].num_micro_batches] = counted.num_reads
     return {"metrics": metrics, "reads": reads, "profiles": [as_json(profile) for profile in profiles]}
@@ -218,14 +211,13 @@ def replay(work: Path) -> dict[str, Any]:
         shared = {"routing_replay": True, "activation_checkpointing": True, "learning_rate": 0.2}
         engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, **shared | changes))
         adaptive = AdaptiveClip(target=0.15)
-        metrics = train_batch(
+        metrics = train_groups(
             engine,
             with_own_experts(engine, groups) if name == "reported" else groups,
-            objective=Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
+            Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
             policy_version=1,
             num_mini_batches=NUM_MINI_BATCHES,
-            mismatch=MismatchTracker(),
-            adaptive_clip=adaptive,
+            trackers=Trackers(adaptive_clip=adaptive),
         ).metrics
         save_weights(engine, work / f"{name}.safetensors")
         results[name] = {"metrics": metrics, "scale": adaptive.scale}
@@ -249,13 +241,9 @@ def prompts(work: Path) -> dict[str, Any]:
             engine = LearnerEngine.create(
                 work / "model", settings(zero_stage=1, share_prompts=shares, max_tokens_per_micro_batch=300, **changes)
             )
-            results[f"{name}, {shares}"] = train_batch(
-                engine,
-                groups,
-                objective=Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
-                policy_version=1,
-                num_mini_batches=NUM_MINI_BATCHES,
-                mismatch=MismatchTracker(),
+            objective = Objective(eps_low=0.15, eps_high=0.19, anchor="proximal")
+            results[f"{name}, {shares}"] = train_groups(
+                engine, groups, objective, policy_version=1, num_mini_batches=NUM_MINI_BATCHES
             ).metrics
     return results
 
@@ -294,10 +282,8 @@ def reference(work: Path) -> dict[str, Any]:
             return {"own": own.tolist(), **{name: logprobs_T.tolist() for name, logprobs_T in frozen.items()}}
 
         before = seen()
-        metrics = train_batch(
-            engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker(),
-            advantages=AdvantageSettings(teacher_coefficient=0.1),
-        ).metrics  # fmt: skip
+        credit = AdvantageSettings(teacher_coefficient=0.1)
+        metrics = train_groups(engine, groups, objective, policy_version=1, num_mini_batches=2, advantages=credit).metrics
         assert engine._reference is not None
         heads = [model.get_output_embeddings().float32 for model in (engine.model, engine._reference._model)]
         results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics, "float32_heads": heads}

@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch.distributed import distributed_c10d
 
-from gspo.mismatch import MismatchTracker
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.lost_rank import LostRankError, lost_ranks_named
-from gspo_services.learner.trainer import train_batch
 from tests.support.learner.learner_worker import OBJECTIVE, settings
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import load_groups
 
 STATUS = 17
@@ -33,9 +32,7 @@ def main(work: Path, timeout_s: float) -> int:
             assert timeouts == {timedelta(seconds=timeout_s)}, timeouts
             groups = load_groups(work / "groups.npz")
             while True:
-                train_batch(
-                    engine, groups, objective=OBJECTIVE, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
-                )
+                train(engine, groups, OBJECTIVE, policy_version=1, num_mini_batches=2)
                 print("trained", flush=True)
     except LostRankError as error:
         print(error, flush=True)

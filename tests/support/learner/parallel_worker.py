@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.moe.experts import ExpertPicks
@@ -31,9 +30,9 @@ from gspo_services.learner.checkpoints.format import CheckpointError, Checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.export import export_model
-from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.learner_worker import OBJECTIVE, settings
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import every_token_an_action, load_groups
 
 WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
@@ -105,15 +104,9 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             # As the learner does before each batch, with or without a schedule.
             engine.set_learning_rate(chosen.learner.learning_rate)
             with _counting(engine, saved) if job.count_saved else nullcontext():
-                metrics = train_batch(
-                    engine,
-                    # All groups but one, another one in each step; a single group in each.
-                    [group for index, group in enumerate(groups) if index != step % len(groups) or len(groups) == 1],
-                    objective=PENALISED if job.penalties else WIDE,
-                    policy_version=1,
-                    num_mini_batches=1,
-                    mismatch=MismatchTracker(),
-                ).metrics
+                # All groups but one, another one in each step; a single group in each.
+                chosen_groups = [each for at, each in enumerate(groups) if at != step % len(groups) or len(groups) == 1]
+                metrics = train(engine, chosen_groups, PENALISED if job.penalties else WIDE, policy_version=1).metrics
             losses.append(metrics["loss"])
             norms.append(metrics["grad_norm"])
             rates.append(metrics["learning_rate"])

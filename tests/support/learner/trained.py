@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gspo.mismatch import MismatchTracker
-from gspo.model.packing import TrainGroup, pack
+from gspo.model.packing import BatchGroup, TrainGroup, pack
 from gspo.settings import Objective
-from gspo_services.learner.trainer import BatchReport, TrainingEngine, train_batch
+from gspo_services.learner.batch_run import Trackers, TrainingEngine
+from gspo_services.learner.planned_batch import BatchSettings, plan_batch
+from gspo_services.learner.token_dump import TokenDump
+from gspo_services.learner.trainer import BatchReport, train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 
 WIDE = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", tis_mode="off")
@@ -33,6 +36,18 @@ def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 
     return result
 
 
-def train(engine: TrainingEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: Any) -> BatchReport:
-    arguments: dict[str, Any] = {"policy_version": 0, "num_mini_batches": 1} | changes
-    return train_batch(engine, groups, objective=objective, mismatch=MismatchTracker(), **arguments)
+def train(
+    engine: TrainingEngine,
+    groups: Sequence[BatchGroup],
+    objective: Objective = WIDE,
+    *,
+    policy_version: int = 0,
+    num_mini_batches: int = 1,
+    trackers: Trackers | None = None,
+    token_dump: TokenDump | None = None,
+    **settings: Any,
+) -> BatchReport:
+    """Plan the groups as one batch, and train it. ``settings``: more of ``BatchSettings``."""
+    chosen = BatchSettings(mini_batches=num_mini_batches, balances_load=engine.balances_load, **settings)
+    batch = plan_batch(engine, groups, policy_version, objective, chosen)
+    return train_batch(engine, batch, Trackers() if trackers is None else trackers, token_dump)

@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from gspo.adaptive import AdaptiveClip
-from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo_protocol.messages import Batch, BatchItem
 from gspo_services.learner.advantages import AdvantageSettings
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.engine import configuration
 from gspo_services.learner.engine import engine as engine_module
 from gspo_services.learner.engine.engine import LearnerEngine
@@ -32,11 +32,11 @@ from gspo_services.learner.engine.frozen import FrozenModel
 from gspo_services.learner.engine.process_group import init_distributed
 from gspo_services.learner.start import EngineSettings
 from gspo_services.learner.token_dump import TokenDump
-from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.settings.sections import Learner, LoraSection
 from tests.gpu.half_hour.shapes import SMALL, moe_config
 from tests.support.learner.claimed_device import DEVICE, ClaimedDevice
+from tests.support.learner.trained import train
 from tests.support.learner.waits import Case, Counts
 from tests.support.loss.sequences import random_groups
 
@@ -99,7 +99,7 @@ def groups_of(*, episodes: bool) -> list[TrainGroup]:
     return [replace(each, rewards=each.rewards[:2], turn_rewards=None, sequences_per_episode=(2, 2)) for each in groups]
 
 
-def train(engine: LearnerEngine, objective: Objective, batch: dict[str, Any], steps: int, work: Path) -> None:
+def train_one(engine: LearnerEngine, objective: Objective, batch: dict[str, Any], steps: int, work: Path) -> None:
     """One batch."""
     more = dict(batch)
     groups, dump = groups_of(episodes=more.pop("episodes", False)), None
@@ -109,9 +109,9 @@ def train(engine: LearnerEngine, objective: Objective, batch: dict[str, Any], st
         message = Batch(index=7, policy_version=1, part_tokens=1, items=items)
         dump = TokenDump(work, message, groups, rank=0, world_size=1)
     adaptive = AdaptiveClip(target=0.2) if more.pop("adaptive", False) else None
-    train_batch(
-        engine, groups, objective=objective, policy_version=1, num_mini_batches=steps, mismatch=MismatchTracker(),
-        advantages=AdvantageSettings(**more), token_dump=dump, adaptive_clip=adaptive,
+    train(
+        engine, groups, objective, policy_version=1, num_mini_batches=steps, trackers=Trackers(adaptive_clip=adaptive),
+        advantages=AdvantageSettings(**more), token_dump=dump,
     )  # fmt: skip
 
 
@@ -122,13 +122,13 @@ def of_objective(
     found = {}
     phases = [("batch", ROOM, 2), ("fine", ROOM // 2, 2), ("steps", ROOM, 4)]
     if case.warm:
-        train(engine, objective, case.batch, 2, work)
+        train_one(engine, objective, case.batch, 2, work)
         claimed.take()
     micro_batches = []
     for name, room, steps in phases:
         engine.max_tokens_per_micro_batch = room
         with mock.patch.object(engine, "train_mini_batch", wraps=engine.train_mini_batch) as made_steps:
-            train(engine, objective, case.batch, steps, work)
+            train_one(engine, objective, case.batch, steps, work)
         micro_batches.append(sum(len(call.args[0]) for call in made_steps.call_args_list))
         found[name] = claimed.take()
     assert micro_batches[1] >= 2 * micro_batches[0], f"these compare nothing: {micro_batches}"
@@ -139,7 +139,7 @@ def of_states(engine: LearnerEngine, claimed: ClaimedDevice, work: Path) -> dict
     """When the state is saved, loaded and trained on, served, and away from the device for a while."""
 
     def one_more() -> None:
-        train(engine, Objective(), {}, 2, work)
+        train_one(engine, Objective(), {}, 2, work)
 
     phases: list[tuple[str, Callable[[], object]]] = [
         ("save", lambda: engine.save_state(work / "state")),
@@ -165,7 +165,7 @@ def of_plants(engine: LearnerEngine, claimed: ClaimedDevice, case: Case, work: P
     for plant in case.plants:
         change = PLANTS[plant]
         handle = engine.model.model.layers[0].mlp.register_forward_hook(lambda *given, change=change: change(given[-1]))
-        train(engine, Objective(), {}, 2, work)
+        train_one(engine, Objective(), {}, 2, work)
         found[plant] = claimed.take()
         handle.remove()
     return found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gspo.loss import LossOutput
-from gspo.model.packing import plan_micro_batches
+from gspo.model.micro_batches import plan_micro_batches
 from gspo.reference import ReferenceResult, ReferenceSequence, reference_grpo, reference_gspo
 from gspo.settings import RatioUnit
 from tests.support.loss.gspo_copies import Gspo

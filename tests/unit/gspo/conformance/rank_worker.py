@@ -10,7 +10,7 @@ from random import Random
 import torch
 import torch.distributed
 
-from gspo.model.packing import plan_micro_batches
+from gspo.model.micro_batches import plan_micro_batches
 from tests.support.loss.gspo_copies import GSPO
 from tests.support.loss.loss_cases import Step, pack, random_step
 from tests.unit.gspo.conformance.properties import EMPTY, F64, UNITS

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.model.packing import TrainGroup, TrainSequence, pack, plan_micro_batches
+from gspo.model.micro_batches import plan_micro_batches
+from gspo.model.packing import TrainGroup, TrainSequence, pack
 
 
 def sequence(tokens: list[int], actions: list[int], **changes: Any) -> TrainSequence:

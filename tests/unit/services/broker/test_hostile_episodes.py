@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.mismatch import MismatchTracker
 from gspo.moe.experts import ExpertShape
 from gspo.settings import Objective
 from gspo_protocol.codec import decode, encode
@@ -26,11 +25,11 @@ from gspo_services.broker.sending import recorded_batch
 from gspo_services.broker.sessions import token_facts
 from gspo_services.learner.advantages import AdvantageSettings
 from gspo_services.learner.broker.assembly import Assembly
-from gspo_services.learner.trainer import train_batch
 from tests.support.broker.hostile import HostileRollout
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered, replies
 from tests.support.broker.made_batches import all_rows
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import train
 
 VOCABULARY = 16
 EXPERTS = ModelExperts(num_layers=2, top_k=2, num_experts=4)
@@ -140,16 +139,8 @@ class Intake:
         SEEN["trained with experts"] += sum(experts is not None for experts in loaded)
         for credit in (AdvantageSettings(), AdvantageSettings(advantage="turn", normalise_by_std=False)):
             engine = BigramEngine(VOCABULARY)
-            report = train_batch(
-                engine,
-                groups,
-                objective=chosen,
-                policy_version=received.message.policy_version,
-                num_mini_batches=1,
-                mismatch=MismatchTracker(),
-                max_lag=CONFIG.max_lag,
-                advantages=credit,
-            )
+            version, max_lag = received.message.policy_version, CONFIG.max_lag
+            report = train(engine, groups, chosen, policy_version=version, max_lag=max_lag, advantages=credit)
             assert all(math.isfinite(value) for value in report.metrics.values()), report.metrics
             assert bool(torch.isfinite(engine.table).all())
         self.world.trained(0, NEWEST)

@@ -15,6 +15,7 @@ from gspo.advantages import group_advantages
 from gspo.model.packing import TrainGroup, TrainSequence
 from gspo.options.overlong import overlong, overlong_penalties
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable, sequences_with_advantages
+from gspo_services.learner.plan import BatchRows
 from gspo_services.shared.settings.sections import Settings
 from tests.support.loss.oracle import OracleAdvantages, oracle_advantages
 from tests.support.loss.sequences import random_sequence
@@ -110,7 +111,7 @@ def test_turns_of_an_attempt_that_began_again_change_no_advantage(
         own_roles = [each[~out] for each, out in zip(roles, discarded, strict=True)]
         plain.append(replace(group, turn_rewards=tuple(alone), turn_roles=tuple(own_roles)))
         kept += [~each for each in discarded]
-    found, expected = AdvantageTable.of(disturbed, chosen).values, AdvantageTable.of(plain, chosen).values
+    found, expected = (AdvantageTable.of(BatchRows.of(groups), chosen).values for groups in (disturbed, plain))
     for value, own, is_kept in zip(found, expected, kept, strict=True):
         assert value[is_kept].tolist() == own.tolist()
         assert not value[~is_kept].any()

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.model.packing import TrainGroup, episode_ids
+from gspo.model.packing import TrainGroup
 from gspo.options.overlong import overlong
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.plan import BatchRows
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.trained import WIDE, own_logprobs, train
 from tests.support.loss.sequences import random_groups
@@ -116,7 +117,7 @@ def test_all_sequences_of_an_episode_share_its_advantage(counts: tuple[tuple[int
     expected = [member.advantages.max() for member in sequences_with_advantages(plain, AdvantageSettings())[0]]  # type: ignore[union-attr]
     lowest = [member.advantages.min() for member in sequences_with_advantages(plain, AdvantageSettings())[0]]  # type: ignore[union-attr]
     of_episode = [up if up > 0 else down for up, down in zip(expected, lowest, strict=True)]
-    starts = np.concatenate([[0], np.cumsum([len(group) for group in counts])])[group_ids.numpy()]
+    starts = np.concatenate([[0], np.cumsum([len(group) for group in counts])])[group_ids]
     for sequence, start, episode in zip(sequences, starts.tolist(), flat, strict=True):
         assert sequence.advantages is not None
         assert set(sequence.advantages[sequence.action_mask].tolist()) == {float(of_episode[start + episode])}
@@ -126,7 +127,7 @@ def test_a_turns_advantage_reaches_its_tokens_in_whichever_sequence_it_lies() ->
     groups = several(BigramEngine())
     trained, _ = sequences_with_advantages(groups, AdvantageSettings(advantage="turn", normalise_by_std=False))
     values: dict[tuple[int, int], set[float]] = {}
-    for sequence, episode in zip(trained, episode_ids(groups).tolist(), strict=True):
+    for sequence, episode in zip(trained, BatchRows.of(groups).episode_ids.tolist(), strict=True):
         assert sequence.advantages is not None
         for turn in set(sequence.turn_ids[sequence.action_mask].tolist()):
             values.setdefault((episode, turn), set()).update(sequence.advantages[sequence.turn_ids == turn].tolist())

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,21 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, TrainGroup
+from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
 from gspo_services.learner.broker.assembly import AbsentSequence
 from gspo_services.learner.plan import (
     MINI_BATCH_ORDER,
-    PackedLater,
+    BatchRows,
     deal_groups,
     deal_in_turn,
-    group_of_rows,
     own_micro_batches,
     own_step,
-    planned_mini_batches,
-    rows_of_groups,
-    rows_of_rank,
-    sum_over_sequences,
 )
+from gspo_services.learner.planned_batch import BatchSettings, PackedLater, plan_batch, rows_of_rank
+from gspo_services.learner.profiling import NO_PROFILE, Phases
+from gspo_services.learner.sums import sum_over_sequences
 from gspo_services.shared.settings.configuration import validated
 from tests.support.loss.sequences import random_groups
 
@@ -44,6 +43,7 @@ class Place:
     sequence_parallel: int = 1
     max_sequence_tokens: int | None = None
     shares_beginnings: bool = False
+    profile: Phases = NO_PROFILE
 
 
 def settings_of(num_mini_batches: int, **objective: Any) -> Any:
@@ -152,7 +152,7 @@ def test_a_group_is_as_old_as_its_oldest_token_and_one_without_actions_is_new() 
 
     groups = [group("a", None), group("b", 9, 7), group("c", 9, 9), group("d", 7, None, 8)]
     assert deal_groups(groups, 9, 2) == deal_in_turn([9, 7, 9, 7], list("abcd"), 2, seed=9)
-    assert rows_of_groups(groups, [3, 0]) == [5, 6, 7, 0]
+    assert BatchRows.of(groups).of_groups([3, 0]) == [5, 6, 7, 0]
 
 
 def test_a_batch_with_fewer_groups_than_mini_batches_has_a_step_for_each_group() -> None:
@@ -185,17 +185,18 @@ def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(
     for rank in range(world_size):
         place = Place(rank, world_size, shares_beginnings=shares)
         rows = rows_of_rank(place, settings, part_of(groups, frozenset()), VERSION)
+        chosen = BatchSettings(mini_batches=num_mini_batches)
         own, whole = (
-            planned_mini_batches(place, held, AdvantageTable.of(held, AdvantageSettings()), VERSION, num_mini_batches)
+            plan_batch(cast(Any, place), held, VERSION, Objective(), chosen).mini_batches
             for held in (part_of(groups, rows), groups)
         )
-        plans.append([step.rows for step in own])
+        plans.append([step.plan.rows for step in own])
         for step, expected in zip(own, whole, strict=True):
-            assert replace(step, micro_batches=()) == replace(expected, micro_batches=())
+            assert step.plan == expected.plan
             assert all(map(same, step.micro_batches, expected.micro_batches))
-            indices = [index for packed in step.micro_batches for index in packed.sequence_indices]
-            assert sum(packed.num_tokens for packed in step.micro_batches) == step.own_tokens
-            trained += [step.rows[index] for index in indices]
+            assert [list(packed.sequence_indices) for packed in step.micro_batches] == step.plan.own
+            assert sum(packed.num_tokens for packed in step.micro_batches) == step.plan.own_tokens
+            trained += [row for members in step.plan.own for row in members]
         assert set(trained[-len(rows) :]) == rows if rows else True
     assert sorted(trained) == list(range(12))
     assert plans == [plans[0]] * world_size
@@ -246,7 +247,7 @@ def test_a_pass_over_the_whole_batch_adds_the_sequences_that_it_gives_to_the_ran
     groups = random_groups(4, 3, seed=1)
     place = Place(0, 2)
     lengths = [sequence.num_tokens for group in groups for sequence in group.sequences]
-    unsplit = {row for indices in own_micro_batches(place, lengths, group_of_rows(groups)) for row in indices}
+    unsplit = {row for indices in own_micro_batches(place, lengths, np.repeat(range(4), 3).tolist()) for row in indices}
     steps = rows_of_rank(place, settings_of(2), groups, VERSION)
     assert not unsplit <= steps, "the test needs another split"
     assert rows_of_rank(place, settings_of(2, kl_coefficient=0.1, kl_in="reward"), groups, VERSION) == steps | unsplit
@@ -254,7 +255,7 @@ def test_a_pass_over_the_whole_batch_adds_the_sequences_that_it_gives_to_the_ran
 
 def test_a_sequence_of_another_rank_cannot_be_packed() -> None:
     groups = part_of(random_groups(1, 2, seed=1), frozenset({0}))
-    credit = AdvantageTable.of(groups, AdvantageSettings())
+    credit = AdvantageTable.of(BatchRows.of(groups), AdvantageSettings())
     assert credit.with_advantages(0).num_tokens == groups[0].sequences[0].num_tokens
     with pytest.raises(ValueError, match="is trained by another rank: its tokens are not here"):
         credit.with_advantages(1)
@@ -263,8 +264,7 @@ def test_a_sequence_of_another_rank_cannot_be_packed() -> None:
 def test_micro_batches_of_a_large_step_are_packed_when_they_are_used_and_not_kept() -> None:
     groups = random_groups(2, 3, seed=2)
     asked = []
-    credit = AdvantageTable.of(groups, AdvantageSettings())
-    at_once = planned_mini_batches(Place(0, 1), groups, credit, VERSION, 1)[0].micro_batches
+    at_once = plan_batch(cast(Any, Place(0, 1)), groups, VERSION, Objective(), BatchSettings()).mini_batches[0].micro_batches
     assert isinstance(at_once, list), "a small step is packed at once"
 
     def pack_own(members: Sequence[int]) -> PackedBatch:

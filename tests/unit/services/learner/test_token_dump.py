@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo_protocol.messages import Batch, BatchItem
 from gspo_services.learner.token_dump import TokenDump
-from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.token_dump import TokenPart, clipped_shares, read_parts, recorded_batches, write_part
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups
 
 CLIPPING = Objective(eps_low=1e-4, eps_high=2e-4, anchor="proximal")
@@ -30,25 +29,17 @@ def batch_of(groups: list[TrainGroup]) -> Batch:
     return Batch(index=7, policy_version=3, part_tokens=1, items=items)
 
 
-def train(directory: Path, groups: list[TrainGroup], **changes: Any) -> tuple[TokenPart, dict[str, float]]:
+def dumped(directory: Path, groups: list[TrainGroup], **changes: Any) -> tuple[TokenPart, dict[str, float]]:
     token_dump = TokenDump(directory, batch_of(groups), groups, rank=0, world_size=1)
-    report = train_batch(
-        BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0),
-        groups,
-        objective=CLIPPING,
-        policy_version=3,
-        num_mini_batches=2,
-        mismatch=MismatchTracker(),
-        token_dump=token_dump,
-        **changes,
-    )
+    engine = BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0)
+    report = train(engine, groups, CLIPPING, policy_version=3, num_mini_batches=2, token_dump=token_dump, **changes)
     (part,) = read_parts(directory, 7)
     return part, report.metrics
 
 
 def test_every_action_token_is_kept_under_its_trajectory(tmp_path: Path) -> None:
     groups = random_groups(4, 3, seed=1)
-    part, _ = train(tmp_path, groups)
+    part, _ = dumped(tmp_path, groups)
     sequences = [sequence for group in groups for sequence in group.sequences]
     assert sorted(part.trajectories_S.tolist()) == list(range(100, 100 + len(sequences)))
     for trajectory, count in zip(part.trajectories_S.tolist(), part.counts_S.tolist(), strict=True):
@@ -59,7 +50,7 @@ def test_every_action_token_is_kept_under_its_trajectory(tmp_path: Path) -> None
 
 
 def test_the_numbers_are_those_of_the_loss(tmp_path: Path) -> None:
-    part, metrics = train(tmp_path, random_groups(4, 3, seed=3))
+    part, metrics = dumped(tmp_path, random_groups(4, 3, seed=3))
     column = {name: part.stats_SC[:, at] for at, name in enumerate(part.columns)}
     present = column["num_tokens_S"] > 0
     assert (column["clipped_high_S"] + column["clipped_low_S"])[present].mean() == pytest.approx(
@@ -83,15 +74,9 @@ def test_the_numbers_are_those_of_the_loss(tmp_path: Path) -> None:
 
 def test_a_token_dump_changes_no_weight_and_no_metric(tmp_path: Path) -> None:
     groups = random_groups(4, 3, seed=2)
-    _, recorded = train(tmp_path, groups)
-    plain = train_batch(
-        BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0),
-        groups,
-        objective=CLIPPING,
-        policy_version=3,
-        num_mini_batches=2,
-        mismatch=MismatchTracker(),
-    )
+    _, recorded = dumped(tmp_path, groups)
+    engine = BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0)
+    plain = train(engine, groups, CLIPPING, policy_version=3, num_mini_batches=2)
     assert recorded == plain.metrics
 
 
@@ -104,7 +89,7 @@ def test_a_disk_without_room_costs_the_record_alone(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
-    part, _ = train(tmp_path, random_groups(2, 3, seed=1))
+    part, _ = dumped(tmp_path, random_groups(2, 3, seed=1))
     (path,) = (tmp_path / "learner-tokens").iterdir()
     data = path.read_bytes()
     flipped = bytes([*data[:3000], *(byte ^ 255 for byte in data[3000:3010]), *data[3010:]])
@@ -120,7 +105,7 @@ def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_fewer_ranks_trained_again_is_theirs_whatever_the_clock_says(tmp_path: Path) -> None:
-    part, _ = train(tmp_path, random_groups(2, 3, seed=1))
+    part, _ = dumped(tmp_path, random_groups(2, 3, seed=1))
     for rank in range(2):
         hours_ahead = tmp_path.stat().st_mtime + 10_800
         os.utime(write_part(tmp_path, part, rank=rank, world_size=2), (hours_ahead, hours_ahead))
@@ -131,7 +116,7 @@ def test_a_batch_that_fewer_ranks_trained_again_is_theirs_whatever_the_clock_say
 
 
 def test_the_share_of_clipped_tokens_is_known_without_reading_them(tmp_path: Path) -> None:
-    part, _ = train(tmp_path, random_groups(4, 3, seed=1))
+    part, _ = dumped(tmp_path, random_groups(4, 3, seed=1))
     shares, begin = clipped_shares(tmp_path, 7), 0
     for trajectory, count in zip(part.trajectories_S.tolist(), part.counts_S.tolist(), strict=True):
         clipped = part.clip_T[begin : begin + count] != 0

@@ -16,6 +16,7 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.moe.experts import ExpertShape
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.plan import deal_groups
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.engines.moe_engine import MoeEngine
@@ -355,7 +356,7 @@ def test_an_adaptive_clip_scales_the_next_batch_by_what_this_one_clipped() -> No
     adaptive, expected = AdaptiveClip(target=0.05), AdaptiveClip(target=0.05)
     fractions = []
     for _ in range(3):
-        metrics = train(BigramEngine(), groups, narrow, adaptive_clip=adaptive).metrics
+        metrics = train(BigramEngine(), groups, narrow, trackers=Trackers(adaptive_clip=adaptive)).metrics
         assert metrics["clip_scale"] == expected.scale
         expected.update(metrics["clip_fraction/all"])
         fractions.append(metrics["clip_fraction/all"])
@@ -369,10 +370,11 @@ def test_zero_advantage_groups_neither_open_nor_close_an_adaptive_clip() -> None
     groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
     zero_advantage = [replace(group, rewards=np.ones(4)) for group in groups]
     alone, mixed, unmoved = (AdaptiveClip(target=0.3) for _ in range(3))
-    share = train(BigramEngine(), groups, narrow, num_mini_batches=1, adaptive_clip=alone).metrics["clip_fraction/all"]
-    diluted = train(BigramEngine(), groups + zero_advantage, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
-    train(BigramEngine(), zero_advantage, narrow, num_mini_batches=1, adaptive_clip=unmoved)
-    assert share > 0.3 > diluted["clip_fraction/all"]
+    share, diluted, _ = (
+        train(BigramEngine(), each, narrow, trackers=Trackers(adaptive_clip=clip)).metrics["clip_fraction/all"]
+        for each, clip in ((groups, alone), (groups + zero_advantage, mixed), (zero_advantage, unmoved))
+    )
+    assert share > 0.3 > diluted
     assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
     assert mixed.scale > 1
     assert unmoved.scale == 1
@@ -396,10 +398,10 @@ def test_rejected_sequences_neither_open_nor_close_an_adaptive_clip() -> None:
     objective = replace(WIDE, anchor="proximal", tis_mode="reject", eps_low=0.01, eps_high=0.01)
     alone, mixed, unmoved = (AdaptiveClip(target=0.1) for _ in range(3))
     step = partial(train, objective=objective, policy_version=1, num_mini_batches=2)
-    ordinary = step(BigramEngine(learning_rate=3.0), groups, adaptive_clip=alone).metrics
+    ordinary = step(BigramEngine(learning_rate=3.0), groups, trackers=Trackers(adaptive_clip=alone)).metrics
     # They count in N, so that a step is half as long.
-    half = step(BigramEngine(learning_rate=6.0), groups + foreign, adaptive_clip=mixed).metrics
-    none = step(BigramEngine(learning_rate=3.0), foreign, adaptive_clip=unmoved).metrics
+    half = step(BigramEngine(learning_rate=6.0), groups + foreign, trackers=Trackers(adaptive_clip=mixed)).metrics
+    none = step(BigramEngine(learning_rate=3.0), foreign, trackers=Trackers(adaptive_clip=unmoved)).metrics
     assert half["rejected_sequences/all"] == half["signal_sequences/all"] == ordinary["sequences/all"]
     assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
     assert mixed.scale != 1

@@ -17,10 +17,10 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
 from gspo.settings import Anchor, Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.plan import MINI_BATCH_ORDER, deal_groups
-from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
-from tests.support.learner.trained import WIDE, own_logprobs
+from tests.support.learner.trained import WIDE, own_logprobs, train
 from tests.support.loss.sequences import random_groups, random_sequence
 
 DECAY = 0.9
@@ -80,7 +80,8 @@ def measured_noise(engine: BigramEngine, groups: list[TrainGroup], version: int)
 def test_sigma_is_that_of_the_weights_at_the_start_of_each_batch(anchor: Anchor, num_mini_batches: int) -> None:
     """The steps move the weights far: measured after any of them, the mismatch would be another. The behaviour anchor sees
     the start weights in the first mini-batch only, the proximal anchor in its pass over the whole batch."""
-    engine, tracker = BigramEngine(learning_rate=20.0, max_tokens_per_micro_batch=50), MismatchTracker(decay=DECAY)
+    engine = BigramEngine(learning_rate=20.0, max_tokens_per_micro_batch=50)
+    trackers = Trackers(mismatch=MismatchTracker(decay=DECAY))
     objective = replace(WIDE, anchor=anchor, eps_low=0.19, eps_high=0.19)
     variance = 0.0
     for batch, noise in enumerate((0.05, 0.4, 0.1)):
@@ -89,9 +90,7 @@ def test_sigma_is_that_of_the_weights_at_the_start_of_each_batch(anchor: Anchor,
         seen = groups if anchor == "proximal" else [groups[i] for i in deal_groups(groups, batch, num_mini_batches)[0]]
         at_start = pvariance(measured_noise(engine, seen, batch))
         variance = DECAY * variance + (1 - DECAY) * at_start if batch else at_start
-        report = train_batch(
-            engine, groups, objective=objective, policy_version=batch, num_mini_batches=num_mini_batches, mismatch=tracker
-        )
+        report = train(engine, groups, objective, policy_version=batch, num_mini_batches=num_mini_batches, trackers=trackers)
         assert report.metrics["mismatch_sigma"] == pytest.approx(variance**0.5, rel=1e-3)
         moved = pvariance(measured_noise(engine, groups, batch))
         assert moved != pytest.approx(at_start, rel=0.02), "the steps must move the weights for this to show anything"
@@ -109,23 +108,13 @@ def test_one_token_decides_whether_a_sequence_is_too_old(position: int, length: 
     group = TrainGroup(group_id="g", sequences=(replace(member, versions=versions), member), rewards=np.array([0.0, 1.0]))
     engine = BigramEngine()
 
-    def train() -> None:
-        train_batch(
-            engine,
-            [group],
-            objective=WIDE,
-            policy_version=version,
-            num_mini_batches=1,
-            mismatch=MismatchTracker(),
-            max_lag=max_lag,
-        )
-
+    step = partial(train, engine, [group], policy_version=version, max_lag=max_lag)
     if excess == 0:
-        train()
+        step()
         assert len(engine.gradients) == 1
         return
     with pytest.raises(ValueError, match=f"sequence 0 has a token of version {version - max_lag - excess},"):
-        train()
+        step()
     assert engine.gradients == []
 
 
@@ -136,7 +125,7 @@ def test_rewards_that_differ_in_the_ninth_digit_train_the_same_as_others() -> No
         engine = BigramEngine()
         groups = own_logprobs(engine, random_groups(2, 4, seed=30))
         ranked = [replace(g, rewards=level + unit * np.arange(4.0)) for g in groups]
-        train_batch(engine, ranked, objective=WIDE, policy_version=0, num_mini_batches=1, mismatch=MismatchTracker())
+        train(engine, ranked)
         gradients.append(engine.gradients[0])
     deviation = stdev([0.0, 1e-6, 2e-6, 3e-6])
     torch.testing.assert_close(gradients[1] * (1 + 1e-6 / deviation), gradients[0], rtol=1e-4, atol=1e-7)
@@ -153,32 +142,24 @@ def test_the_calibration_learns_from_sequences_under_the_weights_of_the_batchs_s
         noise = (engine.logprobs(packed).logprobs_T - packed.behaviour_T)[packed.mask_T].tolist()
         expected.append((fmean((4 - packed.versions_T[packed.mask_T]).tolist()), len(noise), fmean(noise)))
     objective = replace(WIDE, anchor=anchor, eps_low=0.19, eps_high=0.19)
-    train_batch(
-        engine,
-        groups,
-        objective=objective,
-        policy_version=4,
-        num_mini_batches=3,
-        mismatch=MismatchTracker(),
-        calibration=calibration,
-    )
+    train(engine, groups, objective, policy_version=4, num_mini_batches=3, trackers=Trackers(calibration=calibration))
     kept = [tuple(row[:3]) for row in calibration.state_dict()["sequences"]]
     assert sorted(kept) == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in sorted(expected)]
 
 
 def test_the_calibration_sees_every_lag_of_a_batch_that_comes_oldest_first_and_the_metrics_say_so() -> None:
     engine, calibration = BigramEngine(learning_rate=20.0), LagCalibration()
-    train = partial(train_batch, engine, objective=WIDE, num_mini_batches=4, mismatch=MismatchTracker())
+    step = partial(train, engine, num_mini_batches=4, trackers=Trackers(calibration=calibration))
 
     def batch(*oldest: int) -> list[TrainGroup]:
         drawn = [random_groups(12, 8, seed=30 + version, versions=(version, version)) for version in oldest]
         return own_logprobs(engine, [drawn[place // 4][place] for place in range(12)], noise=0.1)
 
-    found = train(batch(2, 3, 4), policy_version=4, calibration=calibration).metrics
+    found = step(batch(2, 3, 4), policy_version=4).metrics
     assert [found[f"calibration_sequences/{lag}"] for lag in ("lag_0", "lag_1", "lag_2")] == [8, 8, 8]
     sigma, kept = found["mismatch_sigma"], calibration.num_sequences
     assert sigma > 0
-    found = train(batch(4, 4, 5), policy_version=5, calibration=calibration).metrics
+    found = step(batch(4, 4, 5), policy_version=5).metrics
     assert [found[f"calibration_sequences/{lag}"] for lag in ("lag_0", "lag_1", "lag_2")] == [8, 16, 0]
     assert [found[f"calibration_age/{lag}"] for lag in ("lag_0", "lag_1", "lag_2")] == [0, 0, 1]
     assert calibration.num_sequences == {0: kept[0] + 8, 1: kept[1] + 16, 2: kept[2]}
@@ -196,15 +177,15 @@ def test_a_constant_bias_of_the_engine_is_measured_against_the_clip_range(bias: 
         for group in own_logprobs(engine, random_groups(8, 4, seed=31), noise=0.0)
     ]
     objective = Objective(eps_low=0.01, eps_high=0.02)
-    train = partial(train_batch, engine, groups, policy_version=0, num_mini_batches=1, mismatch=MismatchTracker())
-    found = train(objective=objective, calibration=calibration).metrics
+    step = partial(train, engine, groups, trackers=Trackers(calibration=calibration))
+    found = step(objective).metrics
     location = found["calibration_location/lag_0"]
     assert location == pytest.approx(bias / 2, rel=1e-4), "half of it, after 32 sequences"
     bound = found["clip_range_low/lag_0" if bias < 0 else "clip_range_high/lag_0"]
     assert found["calibration_bias/lag_0"] == pytest.approx(location / bound)
     assert (found["calibration_bias/lag_0"] > 1) == (bias != 0.001)
     proximal = replace(objective, anchor="proximal")
-    assert not any("bias" in name for name in train(objective=proximal, calibration=calibration).metrics)
+    assert not any("bias" in name for name in step(proximal).metrics)
 
 
 def test_a_batch_is_clipped_by_the_calibration_of_the_batches_before_it() -> None:
@@ -213,15 +194,7 @@ def test_a_batch_is_clipped_by_the_calibration_of_the_batches_before_it() -> Non
     groups = own_logprobs(engine, random_groups(8, 4, seed=31), noise=0.1)
     shares = []
     for _ in range(2):
-        report = train_batch(
-            engine,
-            groups,
-            objective=objective,
-            policy_version=0,
-            num_mini_batches=1,
-            mismatch=MismatchTracker(),
-            calibration=calibration,
-        )
+        report = train(engine, groups, objective, trackers=Trackers(calibration=calibration))
         shares.append(report.metrics["clip_fraction/lag_0"])
         assert report.metrics["clip_range_high/lag_0"] > 0
     assert shares[1] < shares[0] - 0.1

@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, pack
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.engine.gradients import NonFiniteLossError
 from gspo_services.learner.engine.step import micro_batch_loss
-from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups
 
 
@@ -61,12 +60,5 @@ def test_log_probs_of_the_batchs_start_that_are_not_finite_end_the_batch_before_
     with torch.no_grad():
         engine.table[3] = math.nan
     with pytest.raises(NonFiniteLossError, match="some log-probs of the batch's start are not finite"):
-        train_batch(
-            engine,
-            random_groups(2, 3, seed=1),
-            objective=Objective(anchor="proximal"),
-            policy_version=0,
-            num_mini_batches=1,
-            mismatch=MismatchTracker(),
-        )
+        train(engine, random_groups(2, 3, seed=1), Objective(anchor="proximal"))
     assert engine.gradients == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainSequence, pack
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
@@ -30,7 +28,6 @@ from gspo_services.learner.profiling.profile import (
 )
 from gspo_services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFiles, table
 from gspo_services.learner.service import LearnerService
-from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import BatchSection, Learner, ObjectiveSettings, Run, Settings
@@ -38,6 +35,7 @@ from tests.support.clocks import VirtualClock
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.scripted_broker import ScriptedBroker
 from tests.support.learner.serving_bigram import ServingBigram
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups
 
 COST = ModelCost(active_parameters=1000, attention_width=10)
@@ -250,15 +248,8 @@ def test_the_trainer_reports_the_phases_and_tokens_of_a_batch() -> None:
         report=reports.append,
     )
     groups = random_groups(4, 3, seed=1)
-    report = train_batch(
-        engine,
-        groups,
-        objective=Objective(anchor="proximal"),
-        policy_version=0,
-        num_mini_batches=2,
-        mismatch=MismatchTracker(),
-        profile=profile,
-    )
+    engine.profile = profile
+    report = train(engine, groups, Objective(anchor="proximal"), num_mini_batches=2)
     profile.end_batch(0, engine.sum_over_ranks)
     assert reports[0].tokens == report.metrics["packed_tokens"] == reports[0].rank_tokens[0]
     assert reports[0].num_micro_batches == engine.num_forward_passes > 2
@@ -283,6 +274,7 @@ def test_the_learner_reports_every_phase_of_a_batch_but_those_of_deepspeed(tmp_p
         peak_flops=None,
         report=reports.append,
     )
+    engine.profile = profile
     LearnerService(
         settings,
         engine,  # type: ignore[arg-type]
@@ -291,7 +283,6 @@ def test_the_learner_reports_every_phase_of_a_batch_but_those_of_deepspeed(tmp_p
         health=Health(clock, 60.0),
         metrics=LearnerMetrics(CollectorRegistry()),
         stop=stop,
-        train=partial(train_batch, profile=profile),
         profile=profile,
     ).run()
     (batch,) = reports
