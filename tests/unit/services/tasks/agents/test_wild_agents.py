@@ -44,9 +44,9 @@ async def test_nothing_is_left_of_a_wild_agent_and_the_next_episode_works(do: st
     async with agent_pool("tests.support.wild_agents:act", hang_s=hang_s) as pool:
         result = await pool.solve(agent_task(do, notes=str(notes), held=str(held)))
         assert (result.failure, result.reward) == ((None, 1.0) if AGENTS[do] is None else (AGENTS[do], None)), result.detail
-        marks = {worker._mark for worker in pool._workers}
+        marks = {worker._process.mark for worker in pool._workers}
         assert (await pool.solve(agent_task("answers", notes=str(notes)))).reward == 2.0
-        marks |= {worker._mark for worker in pool._workers}
+        marks |= {worker._process.mark for worker in pool._workers}
     noted = [int(line) for line in notes.read_text().split()]
     assert noted
     assert os.getpid() not in noted
