@@ -136,9 +136,9 @@ def environment(variable: str) -> float:
 
 
 def open_files() -> float:
-    """The number of open sockets and files, without the three standard ones and the two pipes to the parent."""
+    """The number of open sockets and files, without the three standard ones and the socket to the parent."""
     number = 0
-    for descriptor in range(5, 1024):
+    for descriptor in range(4, 1024):
         with suppress(OSError):
             os.fstat(descriptor)
             number += 1
@@ -204,7 +204,7 @@ def daemonise() -> float:
 
 
 def answer_falsely(body: bytes) -> float:
-    """Write into the pipe to the parent."""
+    """Write into the socket to the parent."""
     for descriptor in range(3, 16):
         with suppress(OSError):
             os.write(descriptor, body)

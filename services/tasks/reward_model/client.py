@@ -25,7 +25,7 @@ from gspo_services.tasks.reward_model.files import require_classifier
 from gspo_services.tasks.reward_model.frames import address_of, packed, read_frame, require_own
 from gspo_services.tasks.reward_model.options import RewardModelOptions
 from gspo_services.tasks.reward_worker.isolation import worker_environment
-from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
+from gspo_services.tasks.worker.frames import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger(__name__)
 

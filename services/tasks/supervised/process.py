@@ -38,6 +38,7 @@ class SupervisedProcess:
         self._output: asyncio.ReadTransport | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._is_ended = False
 
     @property
     def pid(self) -> int | None:
@@ -61,7 +62,7 @@ class SupervisedProcess:
     ) -> None:
         """Start it in a session of its own. ``folder``: its working directory; None: this process's.
 
-        Raises: OSError when there is no such program.
+        Raises: OSError when there is no such program; of it ConnectionAbortedError when ``end`` was called meanwhile.
         """
         output = self._descriptor
         try:
@@ -78,6 +79,9 @@ class SupervisedProcess:
         finally:
             if output != self._descriptor:
                 os.close(output)
+        if self._is_ended:
+            await self.end()
+            raise ConnectionAbortedError("the process was ended while it started")
 
     async def start_to_talk(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it with a connection to it: its program opens a ``FrameSocket``. Raises: OSError."""
@@ -128,6 +132,7 @@ class SupervisedProcess:
 
     async def end(self) -> None:
         """End it and everything that it has started. May be called in any state, also twice."""
+        self._is_ended = True
         self.kill()
         if self._process is not None:
             await self._process.wait()

@@ -16,7 +16,7 @@ import pytest_asyncio
 from gspo.tasks.environments import Plain, RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.tasks.environments.reward_pool import RewardPool, RewardPoolOptions
-from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
+from gspo_services.tasks.worker.frames import MAX_MESSAGE_BYTES
 
 OPTIONS = RewardPoolOptions(num_workers=1, memory_bytes=1024**3, cpu_s=1)
 
