@@ -25,7 +25,7 @@ class BlockingProcess:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=theirs, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                    command, stdin=theirs.fileno(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                     env={**environment, MARK: self._mark},
                 )  # fmt: skip
             except BaseException:
