@@ -88,11 +88,6 @@ def regions(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> Iterator[R
             yield Region(offset=offset, num_elements=(min(offset + step, end) - offset) // size, item_bytes=size)
 
 
-def count_changed(old: Bytes, new: Bytes, region: Region) -> int:
-    """Count the elements of ``region`` that differ. ``old`` and ``new``: uint8 [num_bytes of the version]."""
-    return int(np.count_nonzero(_elements(old, region) != _elements(new, region)))
-
-
 def encode_region(old: Bytes, new: Bytes, region: Region) -> Changes | None:
     """Encode the changes of ``region``; None where there are none. ``old`` and ``new``: uint8 [num_bytes of the version]."""
     before, after = _elements(old, region), _elements(new, region)
@@ -198,16 +193,6 @@ def decode_streams(bucket: DeltaBucket, streams: Sequence[bytes], num_bytes: int
     return DecodedChanges(
         region=region, positions=positions, _gaps=streams[0], _residues=residues.astype(kind), _absolute=far
     )
-
-
-def apply_streams(target: Bytes, bucket: DeltaBucket, streams: Sequence[bytes]) -> None:
-    """Write a bucket's values into ``target``, uint8 [num_bytes of the version], writable.
-
-    Raises: ValueError when ``decode_streams`` does. Nothing is written then.
-    """
-    changes = decode_streams(bucket, streams, target.nbytes)
-    elements = _elements(target, changes.region)
-    elements[changes.positions] = changes.new_values(elements[changes.positions])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.learner.checkpoints.format import CheckpointError, find_latest, load_checkpoint
+from gspo_services.learner.checkpoints.format import CheckpointError, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from tests.support.engines.rows_engine import FILE_BYTES, NUM_FILES, STANDS, RowsEngine, state
+from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.saving import save_checkpoint
 from tests.support.processes.run_process import REPOSITORY
 from tests.support.processes.small_disk import small_disk

@@ -13,16 +13,16 @@ import zmq.asyncio
 from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
-    find_latest,
     load_checkpoint,
 )
-from gspo_services.learner.checkpoints.versions import Versions, newest_given
+from gspo_services.learner.checkpoints.versions import Versions
 from gspo_services.shared.runtime.errors import EXIT_NO_ROOM
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, broker_process
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.checkpoints import find_latest, newest_given
 from tests.support.learner.saving import save_checkpoint
 from tests.support.processes.small_disk import small_disk
 from tests.support.wire.zmq_ends import a_welcome, zmq_context

@@ -12,7 +12,7 @@ import pytest
 
 from gspo_services.prepare.tiny_models.tiny import make_tiny_model
 from gspo_services.tasks.reward_model import ModelScore, RewardModel, RewardModelOptions, client
-from gspo_services.tasks.reward_model.frames import read_frame
+from gspo_services.tasks.reward_model.wire import read_message
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import RunProcess
 from tests.support.rewards.classifiers import save_classifier
@@ -82,9 +82,9 @@ def requests_sent(monkeypatch: pytest.MonkeyPatch, number: int) -> asyncio.Event
     async def waits_for_answer(stream: asyncio.StreamReader) -> dict[str, Any]:
         if next(numbers) == number:
             all_sent.set()
-        return await read_frame(stream)
+        return await read_message(stream)
 
-    monkeypatch.setattr(client, read_frame.__name__, waits_for_answer)
+    monkeypatch.setattr(client, read_message.__name__, waits_for_answer)
     return all_sent
 
 

@@ -22,10 +22,11 @@ from gspo_services.rollout.sglang import Engine, EngineServer, GenerateRequest, 
 from gspo_services.rollout.weights import loader
 from gspo_services.rollout.weights.file import write_arrays
 from gspo_services.rollout.weights.patch import write_patch
-from gspo_services.rollout.weights.verify import Verification, Verifier, verify_loaded
+from gspo_services.rollout.weights.verify import Verification, Verifier
 from gspo_services.shared.weights import INDICES, VALUES, ShardBytes, Spread, patch_file, shards
 from tests.support.learner.tiny_model import checkpoint_tensors, reference_logprobs, save_tiny_dense, save_tiny_model
 from tests.support.wire.patched import patched
+from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(3000), pytest.mark.asyncio(loop_scope="module")]
 

@@ -22,10 +22,11 @@ from safetensors.torch import load_file
 
 from gspo_protocol.channels import BATCH, WEIGHTS
 from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
-from gspo_services.learner.checkpoints.format import find_latest, read_metadata
+from gspo_services.learner.checkpoints.format import read_metadata
 from gspo_services.learner.checkpoints.state_files import TensorDirectory
 from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.rollout.weights.replica import Replica
+from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.processes.ports import free_ports

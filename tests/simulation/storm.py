@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gspo_services.learner.checkpoints.format import find_latest
 from tests.simulation.disk.strikes import DiskStorm
 from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network
@@ -13,6 +12,7 @@ from tests.simulation.plan import Event, Plan, Point, kind_of
 from tests.simulation.processes.host import Host
 from tests.simulation.processes.machinery import Machinery
 from tests.simulation.processes.rollout import RolloutProcess
+from tests.support.learner.checkpoints import find_latest
 
 
 class Storm(DiskStorm):

@@ -18,7 +18,6 @@ import torch
 
 from gspo_protocol.messages import RequeueRequest, StopRequest
 from gspo_services.broker.metrics_file import METRICS_FILE
-from gspo_services.learner.checkpoints.format import find_latest
 from gspo_services.shared.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
 from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Violation
@@ -36,6 +35,7 @@ from tests.simulation.processes.rollout import RolloutProcess
 from tests.simulation.settings import WEIGHTS_ENDPOINTS, rules_of, settings_of
 from tests.simulation.storm import Storm
 from tests.support.broker.ledger_audit import audit as audit_ledger
+from tests.support.learner.checkpoints import find_latest
 
 CALM_S = 150.0
 """After the last event the run must be complete within this many virtual seconds. A process that is asked to stop must do so

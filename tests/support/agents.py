@@ -119,21 +119,6 @@ async def spin_in_c(episode: Episode) -> float:
     return float(str(len(str(9 ** (9**9)))))
 
 
-async def say_where_and_wait(episode: Episode) -> float:
-    with open(episode.task["fifo"], "w") as fifo:  # noqa: ASYNC230
-        fifo.write(str(os.getpid()))
-    await asyncio.Event().wait()
-    return 0.0
-
-
-async def say_where_a_child_is(episode: Episode) -> float:
-    child = subprocess.Popen(["sleep", "3600"])  # noqa: ASYNC220
-    with open(episode.task["fifo"], "w") as fifo:  # noqa: ASYNC230
-        fifo.write(str(child.pid))
-    await asyncio.Event().wait()
-    return 0.0
-
-
 async def say_where_and_spin(episode: Episode) -> float:
     with open(episode.task["fifo"], "w") as fifo:  # noqa: ASYNC230
         fifo.write(str(os.getpid()))

@@ -63,15 +63,6 @@ def be_killed() -> float:
     return hang()
 
 
-def flood() -> float:
-    """Print far more than a pipe holds, by Python and past it."""
-    for _ in range(64):
-        sys.stdout.write("x" * 65536)
-        sys.stderr.write("x" * 65536)
-        os.write(1, b"x" * 65536)
-    return 1.0
-
-
 LOOPS: list[asyncio.AbstractEventLoop] = []
 LEFT: list["asyncio.Task[None]"] = []
 
@@ -136,9 +127,9 @@ def environment(variable: str) -> float:
 
 
 def open_files() -> float:
-    """The number of open sockets and files, without the three standard ones and the two pipes to the parent."""
+    """The number of open sockets and files, without the three standard ones and the socket to the parent."""
     number = 0
-    for descriptor in range(5, 1024):
+    for descriptor in range(4, 1024):
         with suppress(OSError):
             os.fstat(descriptor)
             number += 1
@@ -149,14 +140,6 @@ def new_privileges() -> float:
     """The no_new_privs flag of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("NoNewPrivs:")))
-
-
-def fork_and_hang() -> float:
-    """Start a child, and hang; the child never ends either."""
-    if os.fork() == 0:
-        while True:
-            time.sleep(3600)
-    return hang()
 
 
 def nap(seconds: float) -> float:
@@ -204,7 +187,7 @@ def daemonise() -> float:
 
 
 def answer_falsely(body: bytes) -> float:
-    """Write into the pipe to the parent."""
+    """Write into the socket to the parent."""
     for descriptor in range(3, 16):
         with suppress(OSError):
             os.write(descriptor, body)

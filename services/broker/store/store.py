@@ -304,10 +304,6 @@ class Store(Reader):
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    def limit_pages(self, max_pages: int) -> None:
-        """Let the database grow to ``max_pages`` pages and no further (a quota)."""
-        self._connection.execute(f"PRAGMA max_page_count = {max_pages}")
-
     def _unavailable(self, error: sqlite3.OperationalError) -> StoreUnavailable:
         if error.sqlite_errorcode == NO_ROOM_FOR_INDEX:
             full = f"{os.strerror(errno.ENOSPC)}; {WAYS_OUT[sqlite3.SQLITE_FULL]}"

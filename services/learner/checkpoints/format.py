@@ -141,11 +141,6 @@ def unwritten_error(path: Path, error: Exception) -> CheckpointError:
     )
 
 
-def find_latest(root: Path) -> Path | None:
-    """Find the newest checkpoint with metadata; None when there is none."""
-    return next((path for path in checkpoints_newest_first(root) if (path / METADATA).is_file()), None)
-
-
 def checkpoints_newest_first(root: Path) -> list[Path]:
     """Return the checkpoint that ``latest`` names, then the others, most batches first. Any may be damaged."""
     found = _directories(root)[::-1]

@@ -177,12 +177,6 @@ def known_commit(root: Path) -> LedgerCommit | None:
     return None if note is None else note.commit
 
 
-def newest_given(root: Path) -> int:
-    """Return the highest number given; 0 when there is none. Raises: CheckpointError when the note is damaged."""
-    note = read_note(root)
-    return 0 if note is None else note.newest
-
-
 def given(root: Path) -> Sequence[Given]:
     """Return the last numbers given, oldest first. Raises: CheckpointError when the note is damaged."""
     note = read_note(root)

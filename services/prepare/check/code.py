@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
 from typing import Any, Final
 
 from gspo_services.prepare.check.situation import Situation
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.log_files import read_end
+from gspo_services.tasks.supervised import BadMessage, BlockingProcess
 
 MOST_REPORT_BYTES: Final = 4 * 2**20
 MOST_SAID: Final = 2000
-LEFT_BEHIND_S: Final = 2.0
 START_S: Final = 60.0
 """Until the worker's first report: it imports this project, on a machine that may be busy."""
 
@@ -53,68 +49,50 @@ class CodeWorker:
         self._folder = Path(tempfile.mkdtemp(prefix="gspo-check-"))
         episode = self._folder / "episode"
         episode.mkdir()
-        request = self._folder / "request"
-        request.write_text(json.dumps({"folder": str(episode), "settings": plain}), encoding="utf-8")
         self._said = self._folder / "said"
-        receiving, sending = os.pipe()
-        try:
-            with request.open("rb") as given, self._said.open("wb") as said:
-                # A session of its own: whatever the user's code starts can be ended with it.
-                self._process = subprocess.Popen(
-                    module_command("gspo_services.prepare.check.worker", str(sending)),
-                    stdin=given, stdout=said, stderr=subprocess.STDOUT, pass_fds=(sending,), start_new_session=True,
-                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-                )  # fmt: skip
-        finally:
-            os.close(sending)
-        self._news: Queue[bytes] = Queue()
-        self._reading = Thread(target=self._read, args=(receiving,), name="check-report", daemon=True)
-        self._reading.start()
+        with self._said.open("wb") as said:
+            self._process = BlockingProcess(
+                module_command("gspo_services.prepare.check.worker"), {**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                output=said.fileno(),
+            )  # fmt: skip
+        with suppress(ConnectionError, TimeoutError):  # ``finish`` says how it has ended.
+            self._process.send(json.dumps({"folder": str(episode), "settings": plain}).encode(), START_S)
 
     def finish(self, silence_s: float) -> CodeReport:
         """Wait for its end. After ``silence_s`` without a report it is killed with everything that it has started."""
-        report = bytearray()
-        end, patience_s = "", max(START_S, silence_s)
+        parts: list[Mapping[str, Any]] = []
+        num_bytes, patience_s = 0, max(START_S, silence_s)
         try:
-            while piece := self._news.get(timeout=patience_s):
-                patience_s = silence_s
-                if len(report) < MOST_REPORT_BYTES:
-                    report += piece
-            status = self._process.wait(silence_s)
-            end = f"its process ended with status {status}" if status else ""
-        except (Empty, subprocess.TimeoutExpired):
+            while True:
+                body = self._process.receive(patience_s)
+                patience_s, num_bytes = silence_s, num_bytes + len(body)
+                if num_bytes <= MOST_REPORT_BYTES:
+                    parts.append(_part(body))
+        except TimeoutError:
             end = f"not done after {patience_s:g} s"
-        self._kill()
-        parts = [part for line in report.decode(errors="replace").splitlines() if (part := _part(line)) is not None]
+        except BadMessage as error:
+            end = f"its process sent {error}"
+        except ConnectionError:
+            status = self._process.status(silence_s)
+            how = f"not done after {silence_s:g} s" if status is None else f"its process ended with status {status}"
+            end = "" if status == 0 else how
+        self._process.close()
         begun = [str(part["what"]) for part in parts if part.get("part") == "begins"]
         text = read_end(self._said, MOST_SAID).strip()
         return CodeReport(parts=parts, end=f"{begun[-1]}: {end}" if end and begun else end, said=text)
 
     def close(self) -> None:
         """End it, and whatever it has started and written. A second call does nothing."""
-        self._kill()
-        self._process.wait()
-        # A process that left the session may keep the pipe for ever.
-        self._reading.join(LEFT_BEHIND_S)
+        self._process.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _read(self, receiving: int) -> None:
-        """Pass on what is reported, and b"" at its end: when every process that has the pipe is gone."""
-        try:
-            while piece := os.read(receiving, 2**16):
-                self._news.put(piece)
-        finally:
-            self._news.put(b"")
-            os.close(receiving)
 
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def _part(line: str) -> Mapping[str, Any] | None:
+def _part(body: bytes) -> Mapping[str, Any]:
+    """Raises: BadMessage."""
     try:
-        part = json.loads(line)
-    except ValueError:
-        return None  # a line that was cut off by the end of the process
-    return part if isinstance(part, dict) else None
+        part = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"what is no report: {error}") from error
+    if not isinstance(part, dict):
+        raise BadMessage("what is no report")
+    return part

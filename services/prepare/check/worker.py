@@ -1,7 +1,6 @@
 """The process that opens what is the user's: tokenizer, tasks, reward functions, agents. It may hang or die.
 
-It writes one JSON object a line to the descriptor that it is given, as it goes on, so that what was found before is not
-lost. What the user's code prints goes to standard error.
+It sends its parent one message after the other, as it goes on, so that what was found before is not lost.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from gspo_services.tasks.environments import (
     forms_of,
     questions_said_again,
 )
+from gspo_services.tasks.worker.frames import FrameSocket
 
 MOST_RENDERED: Final = 200
 """Tasks of a split whose prompts are measured, spread evenly over it."""
@@ -50,25 +50,21 @@ MOST_COMPARED: Final = 50_000
 MOST_SAID_AGAIN: Final = 64
 """Tasks of a split that are compared with the other split's."""
 MOST_TEXT: Final = 2000
-Tell = Callable[[Mapping[str, Any]], None]
+Tell = Callable[[dict[str, Any]], None]
 Split = Literal["train", "eval"]
 
 
 def main() -> int:
-    """Read the request, a JSON object, from standard input; report to the descriptor in the first argument."""
-    request = json.loads(sys.stdin.read())
-    # What the user's code prints must not pass for a report.
-    os.dup2(2, 1)
-    os.set_inheritable(int(sys.argv[1]), False)
-    output = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
-
-    def tell(part: Mapping[str, Any]) -> None:
-        output.write(json.dumps(part) + "\n")
-        output.flush()
+    """Do what the parent asks, and report to it."""
+    frames = FrameSocket()
+    request = frames.receive()
+    if request is None:
+        return 1  # The parent is gone.
+    frames.listen(lambda _: None)
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     settings = Settings.model_validate(request["settings"])
-    open_all(settings, Path(request["folder"]), tell)
+    open_all(settings, Path(request["folder"]), frames.send)
     return 0
 
 

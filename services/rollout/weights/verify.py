@@ -143,15 +143,6 @@ def published(tensors: Sequence[TensorInfo], checksums: Mapping[str, str]) -> Ex
     return Expected(parameters=layouts(tensors), ranks=[checksums])
 
 
-async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]], kv_heads: int = 1) -> Verification:
-    """Compare a whole version with the engine's weights; call it while paused, before ``resume``.
-
-    Raises: EngineError when the engine cannot report its checksums.
-    """
-    verifier = Verifier(engine, kv_heads)
-    return await verifier.verify(await verifier.expect(tensors))
-
-
 def compare_ranks(expected: Expected, reported: Sequence[RankChecksums], former: Expected | None = None) -> Verification:
     """Compare each rank's parameters with what it must have. ``former``: what the engine had before, to say so."""
     if {each.rank for each in reported} != set(range(len(expected.ranks))):

@@ -7,7 +7,7 @@ from collections import deque
 
 from gspo_services.tasks.agents.episode import EpisodeNews, WorkerEpisode
 from gspo_services.tasks.agents.journal import RecordedStep, StepJournal
-from gspo_services.tasks.agents.messages import WorkerComputer, WorkerDiverged, WorkerDone, WorkerStep, encoded
+from gspo_services.tasks.agents.messages import WorkerComputer, WorkerDiverged, WorkerDone, WorkerStep
 from gspo_services.tasks.agents.results import AgentResult, failed
 from gspo_services.tasks.agents.worker import UserWorker
 from gspo_services.tasks.computers import BadChange, ComputerAnswer, ComputerRequest, EpisodeComputer
@@ -49,7 +49,7 @@ class EpisodeConversation:
             elif isinstance(news, WorkerStep):
                 self._next += 1
                 await self._journal.record(RecordedStep(news.name, news.arguments, news.result), news.ordinal)
-                self._worker.send(encoded({"do": "recorded", "episode": self._episode.number, "ordinal": news.ordinal}))
+                self._worker.send({"do": "recorded", "episode": self._episode.number, "ordinal": news.ordinal})
             elif (end := await self._compute(news)) is not None:
                 return end
 
@@ -82,7 +82,7 @@ class EpisodeConversation:
         elif news.ordinal < self._num_recorded:
             self._replayed = news.ordinal + (news.do == "write")
         message = {"do": "answer", "episode": self._episode.number, "request": news.request, "answer": answer.answer}
-        self._worker.send(encoded(message))
+        self._worker.send(message)
         return None
 
     async def _unless_ended(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from asyncio import StreamReader
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -11,10 +9,8 @@ import msgspec
 from gspo.tasks.environments import Plain
 from gspo_protocol.messages.base import require_plain
 from gspo_protocol.messages.work import Components
+from gspo_services.tasks.supervised import BadMessage
 
-LENGTH: Final = struct.Struct(">I")
-MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
-"""Of what a worker says."""
 MAX_START_BYTES: Final = 64 * 1024 * 1024
 """Of a task with the recorded steps of its episode."""
 
@@ -22,10 +18,6 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4_000)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-
-
-class BadWorkerMessage(ValueError):
-    """A worker sent what no worker sends; its process is ended."""
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", forbid_unknown_fields=True):
@@ -112,30 +104,18 @@ _DECODER: Final = msgspec.json.Decoder(WorkerMessage)
 
 
 def decoded(body: bytes) -> WorkerMessage:
-    """The message in ``body``. Raises: BadWorkerMessage."""
+    """The message in ``body``. Raises: BadMessage."""
     try:
         message: WorkerMessage = _DECODER.decode(body)
         if isinstance(message, WorkerStep):
             require_plain("result", message.result)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadWorkerMessage(f"not a message of a worker: {error}") from error
+        raise BadMessage(f"not a message of a worker: {error}") from error
     return message
 
 
 def start_message(number: int, task: dict[str, Plain], recorded: list[tuple[str, str, Plain]], has_computer: bool) -> bytes:
     """The order to run an episode: ``task`` has the fields of an AgentTask."""
-    return encoded({"do": "start", "episode": number, **task, "recorded": recorded, "has_computer": has_computer})
-
-
-def encoded(message: dict[str, Plain] | dict[str, Any]) -> bytes:
-    """A frame for the worker."""
-    body = msgspec.json.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
-async def received(reader: StreamReader) -> WorkerMessage:
-    """The next message. Raises: BadWorkerMessage; IncompleteReadError, ConnectionError at the end of the connection."""
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise BadWorkerMessage(f"a message of {length} bytes, {MAX_FRAME_BYTES} allowed")
-    return decoded(await reader.readexactly(length))
+    return msgspec.json.encode(
+        {"do": "start", "episode": number, **task, "recorded": recorded, "has_computer": has_computer}
+    )

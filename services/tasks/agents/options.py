@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
-from gspo_services.shared.runtime.stray_processes import MARK
+import gspo_services.tasks.worker
 from gspo_services.tasks.reward_worker.isolation import worker_environment
 
+WORKER_FILE: Final = Path(gspo_services.tasks.worker.__file__).with_name("main.py")
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -70,13 +71,13 @@ class AgentPoolOptions(UserProcessOptions, frozen=True, kw_only=True, forbid_unk
 
 
 @asynccontextmanager
-async def user_environment(options: UserProcessOptions, mark: str, *, own_python: bool) -> AsyncIterator[dict[str, str]]:
+async def user_environment(options: UserProcessOptions, *, own_python: bool) -> AsyncIterator[dict[str, str]]:
     """The variables of a process that runs the user's code; its scratch folder is there as long as the context."""
     environment = worker_environment(os.environ)
     if own_python:
         # They describe our Python: another one would load packages that were built for ours.
         environment = {name: value for name, value in environment.items() if name not in _OF_OUR_PYTHON}
-    environment |= {**options.environment, MARK: mark}
+    environment |= options.environment
     if not options.scratch:
         yield environment
         return
@@ -100,6 +101,11 @@ def process_limits(options: UserProcessOptions) -> Mapping[str, int | None]:
     """The limits as the worker takes them."""
     limits: dict[str, int | None] = msgspec.structs.asdict(options.limits)
     return limits if options.scratch else {**limits, "file_bytes": 0}
+
+
+def worker_command(python: str, settings: str) -> list[str]:
+    """The command line of ``services/tasks/worker``; ``settings`` is JSON."""
+    return [python, str(WORKER_FILE), settings]
 
 
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")

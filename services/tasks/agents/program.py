@@ -13,14 +13,19 @@ from typing import Final
 
 import msgspec
 
-from gspo_services.shared.runtime.stray_processes import new_mark
 from gspo_services.shared.runtime.user_modules import users_folder
 from gspo_services.tasks.agents.answers import answered
-from gspo_services.tasks.agents.options import UserProcessOptions, process_limits, temporary_folder, user_environment
+from gspo_services.tasks.agents.options import (
+    UserProcessOptions,
+    process_limits,
+    temporary_folder,
+    user_environment,
+    worker_command,
+)
 from gspo_services.tasks.agents.output import UserOutput
-from gspo_services.tasks.agents.process import UserProcess, worker_command
 from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, failed
 from gspo_services.tasks.json_rewards import MAX_ANSWER_BYTES
+from gspo_services.tasks.supervised import SupervisedProcess
 
 _NOT_FOUND: Final = 127
 
@@ -55,12 +60,10 @@ class AgentProgram:
         unblocked by: the program's end; the deadline, which kills
         """
         async with self._free:
-            mark = new_mark()
-            async with user_environment(self._options, mark, own_python=False) as environment:
-                async with temporary_folder() as folder:
-                    return await self._run(task, mark, environment, folder)
+            async with user_environment(self._options, own_python=False) as environment, temporary_folder() as folder:
+                return await self._run(task, environment, folder)
 
-    async def _run(self, task: AgentTask, mark: str, environment: dict[str, str], folder: Path) -> AgentResult:
+    async def _run(self, task: AgentTask, environment: dict[str, str], folder: Path) -> AgentResult:
         task_path, result_path = folder / "task.json", folder / "result.json"
         task_path.write_bytes(msgspec.json.encode(task.task))
         environment = environment | {
@@ -69,7 +72,7 @@ class AgentProgram:
             "GSPO_SEED": str(task.seed), "GSPO_TASK": str(task_path), "GSPO_RESULT": str(result_path),
         }  # fmt: skip
         settings = json.dumps({"program": self._command, "limits": process_limits(self._options), "parent": os.getpid()})
-        process = UserProcess(mark, lambda text: self._output.write(f"program {process.pid}", text))
+        process = SupervisedProcess(lambda text: self._output.write(f"program {process.pid}", text))
         in_time = True
         try:
             await process.start(worker_command(sys.executable, settings), environment, folder=users_folder())
@@ -85,7 +88,7 @@ class AgentProgram:
             return failed("deadline", f"the program was not done after {task.deadline_s} s{_last_words(process)}")
         return self._result(process, result_path)
 
-    def _result(self, process: UserProcess, path: Path) -> AgentResult:
+    def _result(self, process: SupervisedProcess, path: Path) -> AgentResult:
         if process.returncode != 0:
             reason: AgentFailure = "not_started" if process.returncode == _NOT_FOUND else "crashed"
             return failed(reason, f'"{self._command[0]}" ended with {process.ended_as()}{_last_words(process)}')
@@ -108,5 +111,5 @@ def read_small_file(path: Path) -> bytes:
         return file.read(MAX_ANSWER_BYTES + 1)
 
 
-def _last_words(process: UserProcess) -> str:
+def _last_words(process: SupervisedProcess) -> str:
     return f"; its last output:\n{process.tail}" if process.tail else ""

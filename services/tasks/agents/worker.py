@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
+import msgspec
 import structlog
 
 import gspo.tasks.agents
-from gspo_services.shared.runtime.stray_processes import new_mark
 from gspo_services.tasks.agents.episode import WorkerEpisode
 from gspo_services.tasks.agents.messages import (
-    BadWorkerMessage,
     WorkerAlive,
     WorkerComputer,
     WorkerDiverged,
@@ -25,16 +23,18 @@ from gspo_services.tasks.agents.messages import (
     WorkerReady,
     WorkerStep,
     WorkerUnusable,
-    encoded,
-    received,
+    decoded,
 )
-from gspo_services.tasks.agents.options import AgentPoolOptions, process_limits, user_environment
+from gspo_services.tasks.agents.options import (
+    WORKER_FILE,
+    AgentPoolOptions,
+    process_limits,
+    user_environment,
+    worker_command,
+)
 from gspo_services.tasks.agents.output import UserOutput
-from gspo_services.tasks.agents.process import WORKER_FILE, UserProcess, worker_command
 from gspo_services.tasks.agents.results import AgentFailure, AgentResult, failed
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
+from gspo_services.tasks.supervised import BadMessage, SupervisedProcess
 
 log = structlog.get_logger(__name__)
 
@@ -66,13 +66,11 @@ class UserWorker:
         self._options = options
         self._write_output = output.write
         self._free = free
-        self._mark = new_mark()
-        self._process = UserProcess(self._mark, lambda text: output.write(f"worker {self._process.pid}", text))
+        self._process = SupervisedProcess(lambda text: output.write(f"worker {self._process.pid}", text))
         self._episodes: dict[int, WorkerEpisode] = {}
         self._num_begun = 0
         self._verdict: tuple[AgentFailure, str, int | None] | None = None
         self._spent = self._has_started = False
-        self._writer: StreamWriter | None = None
         self._heard_at = self._looked_at = self._waited_s = 0.0
         self._looking: asyncio.TimerHandle | None = None
         self.ready = asyncio.Event()
@@ -111,17 +109,16 @@ class UserWorker:
         episode = self._episodes[self._num_begun] = WorkerEpisode(self._num_begun)
         return episode
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes | dict[str, Any]) -> None:
         """Send a message, unless the process has ended: then the episode's news say so."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(message)
+        self._process.send(message if isinstance(message, bytes) else msgspec.json.encode(message))
 
     def leave(self, episode: WorkerEpisode) -> None:
         """The episode is given up: its code is cancelled, and the worker is killed if it does not end."""
         if episode.is_done or episode.number not in self._episodes:
             return
         if self.ready.is_set():
-            self.send(encoded({"do": "cancel", "episode": episode.number}))
+            self.send({"do": "cancel", "episode": episode.number})
             episode.must_end_at = asyncio.get_running_loop().time() + self._options.grace_s
         else:
             self._drop(episode.number)
@@ -131,23 +128,23 @@ class UserWorker:
         if self._verdict is None:
             self._verdict = (reason, detail, culprit)
         self._process.kill()
-        if self._writer is not None:
-            # What has left the process group may hold the connection open.
-            self._writer.transport.abort()
 
     async def run(self) -> None:
         """Start the process and hear it until its end. Nothing that it does raises an error here."""
         own_python = self._options.python is not None
         try:
-            async with user_environment(self._options, self._mark, own_python=own_python) as environment:
+            async with user_environment(self._options, own_python=own_python) as environment:
                 try:
                     await self._converse(environment)
-                except (asyncio.IncompleteReadError, ConnectionError):
+                except BadMessage as error:
+                    self.end("bad_message", str(error))
+                except ConnectionError:
                     log.debug("user_worker_connection_ended", pid=self._process.pid)
                 except asyncio.CancelledError:
                     self.end("closed", "the workers are closed")
                     raise
                 finally:
+                    self._spent = True  # who enters from here on would only hear of its end
                     await self._process.end()
         except OSError as error:
             self._verdict = self._verdict or ("not_started", f"the worker cannot be started: {error}", None)
@@ -155,37 +152,25 @@ class UserWorker:
             self.conclude()
 
     async def _converse(self, environment: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            self._writer = writer
-            try:
-                await self._start(environment, theirs)
-                if self._verdict is None:
-                    await self._hear(reader)
-            except BadWorkerMessage as error:
-                self.end("bad_message", str(error))
-            finally:
-                self._spent = True  # who enters from here on would only hear of its end
-                writer.transport.abort()
-
-    async def _start(self, environment: dict[str, str], theirs: socket.socket) -> None:
         settings = {
-            "function": self._function, "agents": gspo.tasks.agents.__file__, "descriptor": theirs.fileno(),
-            "limits": process_limits(self._options), "heartbeat_s": self._options.heartbeat_s,
-            "output_chars": self._options.output_chars,
+            "function": self._function, "agents": gspo.tasks.agents.__file__, "limits": process_limits(self._options),
+            "heartbeat_s": self._options.heartbeat_s, "output_chars": self._options.output_chars,
         }  # fmt: skip
         command = worker_command(self._options.python or sys.executable, json.dumps(settings))
-        await self._process.start(command, environment, [theirs.fileno()])
-        theirs.close()
+        await self._process.start_to_talk(command, environment)
+        if self._verdict is None:
+            await self._hear()
 
-    async def _hear(self, reader: StreamReader) -> None:
+    async def _received(self) -> WorkerMessage:
+        return decoded(await self._process.receive())
+
+    async def _hear(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                while not isinstance(message := await received(reader), WorkerReady):
+                while not isinstance(message := await self._received(), WorkerReady):
                     if not isinstance(message, WorkerPrinted | WorkerUnusable):
-                        raise BadWorkerMessage("a worker that has not said that it is ready speaks of episodes")
+                        raise BadMessage("a worker that has not said that it is ready speaks of episodes")
                     self._take(message)
         except TimeoutError:
             self.end("not_started", f"the worker was not ready within {self._options.start_timeout_s} s")
@@ -197,13 +182,13 @@ class UserWorker:
         self._look()
         try:
             while True:
-                self._take(await received(reader))
+                self._take(await self._received())
         finally:
             if self._looking is not None:
                 self._looking.cancel()
 
     def _take(self, message: WorkerMessage) -> None:
-        """Judge one message and pass it on. Raises: BadWorkerMessage."""
+        """Judge one message and pass it on. Raises: BadMessage."""
         self._heard_at, self._waited_s = asyncio.get_running_loop().time(), self._process.waited_s()
         match message:
             case WorkerPrinted(episode=None, text=text):
@@ -216,16 +201,16 @@ class UserWorker:
                 if late_s > self._options.hang_s:
                     self.end("hung", f"the agent's code has blocked the event loop for {late_s:.1f} s in\n{where}", number)
             case WorkerReady():
-                raise BadWorkerMessage("a worker is ready once")
+                raise BadMessage("a worker is ready once")
             case _:
                 self._take_of_episode(message)
 
     def _take_of_episode(self, message: WorkerStep | WorkerComputer | WorkerDiverged | WorkerDone) -> None:
         episode = self._episodes.get(message.episode)
         if episode is None:
-            raise BadWorkerMessage(f"episode {message.episode} is none of the worker's")
+            raise BadMessage(f"episode {message.episode} is none of the worker's")
         if episode.news.qsize() >= _MOST_WAITING:
-            raise BadWorkerMessage(f"episode {message.episode} does not wait for its steps to be recorded")
+            raise BadMessage(f"episode {message.episode} does not wait for its steps to be recorded")
         episode.news.put_nowait(message)
         if isinstance(message, WorkerDone):
             episode.is_done = True

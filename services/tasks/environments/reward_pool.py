@@ -3,7 +3,7 @@
 Reward code hangs, leaks, crashes and sets alarms; the agent loop must not. Each worker is an interpreter of its own
 with limits on memory, files and CPU time, without network where the kernel allows that, and without our environment
 variables. When a job misses its deadline, its worker is killed and the job gets a failure reason; the next job finds a new
-worker. Messages are msgpack over pipes.
+worker. Messages are msgpack over a socket.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gspo_services.tasks.environments.reward_results import (
     no_reward,
 )
 from gspo_services.tasks.environments.scoring import score_of, through_the_door
-from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
 from gspo_services.tasks.sandbox import Sandboxes
 from gspo_services.tasks.worker.failures import kind_of
+from gspo_services.tasks.worker.frames import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from gspo_services.tasks.environments.reward_service import RewardService

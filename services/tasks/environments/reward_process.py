@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import msgpack
 import msgspec
@@ -16,21 +16,20 @@ import structlog
 
 from gspo_protocol.messages.work import Components
 from gspo_services.shared.runtime.lifecycle import module_command
-from gspo_services.shared.runtime.stray_processes import MARK, ended_as, kill_marked, new_mark
+from gspo_services.shared.runtime.stray_processes import ended_as
 from gspo_services.tasks.environments.reward_results import FailureReason, RewardPoolOptions
 from gspo_services.tasks.reward_worker.isolation import MAX_FILE_BYTES, worker_environment
-from gspo_services.tasks.reward_worker.worker import LENGTH, MAX_MESSAGE_BYTES
+from gspo_services.tasks.supervised import BadMessage, SupervisedProcess
 from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 log = structlog.get_logger(__name__)
 
-_LAST_MOMENT_S: Final = 1.0
 _ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", "no_reward", "wrong_length", *get_args(UnscoredReason))
 """Failures of a job after which its worker takes the next one."""
 
 
 class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """What a worker says; the code of the reward may also write into its pipe."""
+    """What a worker says; the code of the reward may also write into its socket."""
 
     not_isolated: str | None = None
     found: bool | None = None
@@ -59,8 +58,7 @@ class RewardProcess:
 
     def __init__(self, options: RewardPoolOptions) -> None:
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
-        self._mark = ""
+        self._process: SupervisedProcess | None = None
         self._folder = ""
         self._num_jobs = 0
         self._closed = False
@@ -74,7 +72,7 @@ class RewardProcess:
         await self.kill()
 
     async def grade(self, request: bytes, deadline_s: float | None, group_size: int | None = None) -> RewardAnswer:
-        """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read.
+        """Let the worker grade ``request``. An early end kills the process, so no message stays half read.
 
         Without a deadline the request is only to find its function, and so is the answer. ``group_size``: the rewards that
         the answer must have; None: one.
@@ -94,34 +92,21 @@ class RewardProcess:
         folder, self._folder = self._folder, ""
         try:
             if process is not None:
-                await self._end(process)
+                await process.end()
         finally:
             if folder:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        try:
-            # The worker leads a process group of its own, so the processes that it started end with it.
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            log.debug("reward_worker_gone", pid=process.pid)
-        await process.wait()
-        await asyncio.to_thread(kill_marked, self._mark, process.pid)
 
     async def _answer(self, request: bytes, deadline_s: float | None, group_size: int | None) -> RewardAnswer:
         self.was_killed = False
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 process = await self._running_process()
-                stdin, stdout = process.stdin, process.stdout
-                assert stdin is not None
-                assert stdout is not None
-                stdin.write(LENGTH.pack(len(request)) + request)
-                await stdin.drain()
-                answer = await _read_answer(stdout)
+                process.send(request)
+                answer = await _read_answer(process)
         except TimeoutError:
             return _failed("deadline", f"the worker was not ready within {self._options.start_timeout_s} s")
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             status = await self._status_at_end()
             self.was_killed = status is not None and status < 0
             how = "" if status is None else f": {ended_as(status)}"
@@ -134,10 +119,10 @@ class RewardProcess:
             return answer
         try:
             async with asyncio.timeout(deadline_s):
-                answer = await _read_answer(stdout)
+                answer = await _read_answer(process)
         except TimeoutError:
             return RewardAnswer(found=True, failure="deadline", detail=f"not done after {deadline_s} s")
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             return await self._ended_during_job(process)
         self._num_jobs += 1
         num_rewards = None if answer.rewards is None else len(answer.rewards)
@@ -147,19 +132,11 @@ class RewardProcess:
         return answer
 
     async def _status_at_end(self) -> int | None:
-        """How the process has ended; None when it has only closed its pipe, or ``close`` was first."""
+        """How the process has ended; None when it has only closed its socket, or ``close`` was first."""
         process = self._process
-        if process is None or self._closed:
-            return None
-        try:
-            # The pipe closes a moment before the process has ended, and only then it is known how.
-            async with asyncio.timeout(_LAST_MOMENT_S):
-                return await process.wait()
-        except TimeoutError:
-            log.debug("reward_worker_closed_its_pipe", pid=process.pid)
-            return None
+        return None if process is None or self._closed else await process.status()
 
-    async def _ended_during_job(self, process: asyncio.subprocess.Process) -> RewardAnswer:
+    async def _ended_during_job(self, process: SupervisedProcess) -> RewardAnswer:
         await self._status_at_end()
         await self.kill()
         await process.wait()  # ``close`` may have been first.
@@ -169,31 +146,24 @@ class RewardProcess:
         assert process.returncode is not None
         return _failed("crashed", f"the worker ended during the job: {ended_as(process.returncode)}")
 
-    async def _running_process(self) -> asyncio.subprocess.Process:
+    async def _running_process(self) -> SupervisedProcess:
         if self._process is None:
             options = self._options
-            self._mark = new_mark()
+            process = self._process = SupervisedProcess()
             self._folder = tempfile.mkdtemp(prefix="gspo-reward-")
             file_bytes = options.scratch_file_bytes if options.scratch else MAX_FILE_BYTES
-            self._process = await asyncio.create_subprocess_exec(
-                *module_command(
-                    "gspo_services.tasks.reward_worker", str(options.memory_bytes), str(options.cpu_s),
-                    "network" if options.network else "none", str(file_bytes),
-                ),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={**worker_environment(os.environ, self._folder), **options.environment, MARK: self._mark},
-                start_new_session=True,
+            command = module_command(
+                "gspo_services.tasks.reward_worker", str(options.memory_bytes), str(options.cpu_s),
+                "network" if options.network else "none", str(file_bytes),
             )  # fmt: skip
-            assert self._process.stdout is not None
-            await self._read_isolation(self._process.stdout)
+            environment = {**worker_environment(os.environ, self._folder), **options.environment}
+            await process.start_to_talk(command, environment)
+            self._say_isolation((await _read_answer(process)).not_isolated)
         if self._closed:
             raise ConnectionAbortedError("closed while the worker was starting")
         return self._process
 
-    async def _read_isolation(self, stdout: asyncio.StreamReader) -> None:
-        reason = (await _read_answer(stdout)).not_isolated
+    def _say_isolation(self, reason: str | None) -> None:
         if reason and not self._said_not_isolated:
             self._said_not_isolated = True
             log.warning(
@@ -203,15 +173,11 @@ class RewardProcess:
             )
 
 
-async def _read_answer(stream: asyncio.StreamReader) -> RewardAnswer:
-    """The next answer; "crashed" for what no worker says."""
-    (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
-    if length > MAX_MESSAGE_BYTES:
-        return _failed("crashed", f"the worker sent an answer of {length} bytes, {MAX_MESSAGE_BYTES} allowed")
+async def _read_answer(process: SupervisedProcess) -> RewardAnswer:
+    """The next answer; "crashed" for what no worker says. Raises: ConnectionError at the end of the connection."""
     try:
-        unpacked: Any = msgpack.unpackb(await stream.readexactly(length))
-        return msgspec.convert(unpacked, RewardAnswer)
-    except (ValueError, msgspec.ValidationError, msgpack.UnpackException) as error:
+        return msgspec.convert(msgpack.unpackb(await process.receive()), RewardAnswer)
+    except (BadMessage, ValueError, msgspec.ValidationError, msgpack.UnpackException) as error:
         return _failed("crashed", f"the worker sent what is no answer: {error}")
 
 

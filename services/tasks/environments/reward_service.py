@@ -12,7 +12,7 @@ from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments.reward_results import RewardResult, no_reward
 from gspo_services.tasks.environments.scoring import score_of
 from gspo_services.tasks.json_rewards import JsonClient, UnansweredError, UnreadableError, reward_in
-from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
+from gspo_services.tasks.worker.frames import MAX_MESSAGE_BYTES
 from gspo_services.tasks.worker.reward_value import UnscoredError
 
 _PASSING: Final = frozenset({408, 425, 429})

@@ -9,28 +9,26 @@ A process of its own, because
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
 import signal
-import subprocess
 import threading
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from gspo_services.shared.runtime.errors import PassingFault
 from gspo_services.shared.runtime.lifecycle import module_command
+from gspo_services.tasks.supervised import BadMessage, BlockingProcess
 
 START_S: Final = 120.0
 """Until the first answer: the package is imported, on a machine that may be busy."""
 ANSWER_S: Final = 30.0
 """For every other answer. Nearly all take milliseconds."""
 END_S: Final = 5.0
+_WHO: Final = "the process that draws tasks of reasoning-gym"
 
 
 class Generator(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +53,8 @@ class Library:
         self._start_s = start_s
         self._answer_s = answer_s
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes]], Library] | None = None
+        self._process: BlockingProcess | None = None
+        self._end: weakref.finalize[[], Library] | None = None
 
     def version(self) -> str:
         """Of the package. Raises: GymRefused when it is not installed."""
@@ -92,16 +90,22 @@ class Library:
             patience_s = self._answer_s
             if self._process is None:
                 patience_s += self._start_s
-                self._process = _start()
-                self._end = weakref.finalize(self, _end, self._process)
+                self._process = BlockingProcess(
+                    module_command("gspo_services.tasks.gym.worker"), {**os.environ, "PYTHONHASHSEED": "0"}
+                )
+                self._end = weakref.finalize(self, self._process.close)
             asked = msgspec.json.encode(request)
-            line = _answered(self._process, asked + b"\n", patience_s)
-            if not line:
-                status = None if line is None else self._process.wait(END_S)
+            try:
+                self._process.send(asked, patience_s)
+                answer = msgspec.json.decode(self._process.receive(patience_s))
+            except BadMessage as error:
+                self._kill()
+                raise GymRefused(f"{_WHO} answers with {error}: {asked.decode()[:300]}") from error
+            except (TimeoutError, ConnectionError) as error:
+                status = None if isinstance(error, TimeoutError) else self._process.status(END_S)
                 self._kill()
                 why = "took too long" if status in (None, -signal.SIGPROF) else f"ended with status {status}"
-                raise GymUndrawn(f"the process that draws tasks of reasoning-gym {why}: {asked.decode()[:300]}")
-        answer = json.loads(line)
+                raise GymUndrawn(f"{_WHO} {why}: {asked.decode()[:300]}") from error
         if "refused" in answer:
             raise GymRefused(answer["refused"])
         return answer["answer"]
@@ -116,51 +120,3 @@ class Library:
 def gym_library() -> Library:
     """The one of this process."""
     return Library()
-
-
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        module_command("gspo_services.tasks.gym.worker"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        # A signal for the terminal's processes is for its parent to hear, which closes its input.
-        start_new_session=True,
-    )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with suppress(BrokenPipeError):
-            pipe.close()
-    process.wait(END_S)
-
-
-def _answered(process: subprocess.Popen[bytes], request: bytes, patience_s: float) -> bytes | None:
-    """The line that it answers; empty when it ends, None when it takes too long."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(request)
-        process.stdin.flush()
-    except BrokenPipeError:
-        return b""
-    return _line(process.stdout, patience_s)
-
-
-def _line(stream: IO[bytes], patience_s: float) -> bytes | None:
-    """The next line, which is all that the stream has; empty at its end, None when that takes too long."""
-    pieces: list[bytes] = []
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while not (pieces and pieces[-1].endswith(b"\n")):
-            if not selector.select(patience_s):
-                return None
-            piece = os.read(stream.fileno(), 2**20)
-            if not piece:
-                return b""
-            pieces.append(piece)
-    return b"".join(pieces)

@@ -1,36 +1,35 @@
-"""``python -P -m gspo_services.tasks.gym.worker``: answers one request a line, as JSON, until its input ends."""
+"""``python -P -m gspo_services.tasks.gym.worker``: answers one request after the other, until its parent ends."""
 
 from __future__ import annotations
 
-import json
-import os
+import queue
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from gspo_services.tasks.gym.asking import Generator, GymRefused
+from gspo_services.tasks.worker.frames import FrameSocket
 
 LONGEST_S: Final = 600
-"""A request that takes longer ends the process, whose parent may be gone."""
+"""A request that takes longer ends the process: its parent may be gone, and its threads held up by the package."""
 MISSING: Final = "reasoning-gym is not installed here: pip install 'reasoning-gym>=0.1.25,<0.2' ({})"
 
 
 def main() -> None:
     """Serve until the parent goes away."""
-    # What the package prints must not pass for an answer.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for line in sys.stdin.buffer:
+    frames = FrameSocket()
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    frames.listen(requests.put)
+    while True:
+        request = requests.get()
         signal.alarm(LONGEST_S)
         try:
-            answer = {"answer": _answer(json.loads(line))}
+            answer = {"answer": _answer(request)}
         except GymRefused as error:
             answer = {"refused": str(error)}
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+        frames.send(answer)
         signal.alarm(0)
 
 

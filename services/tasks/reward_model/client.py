@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import Mapping
@@ -19,13 +18,13 @@ import structlog
 from gspo.tasks.environments import ChatMessage
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.shared.runtime.lifecycle import module_command
-from gspo_services.shared.runtime.stray_processes import ended_as
 from gspo_services.tasks.environments import FailureReason
 from gspo_services.tasks.reward_model.files import require_classifier
-from gspo_services.tasks.reward_model.frames import address_of, packed, read_frame, require_own
 from gspo_services.tasks.reward_model.options import RewardModelOptions
+from gspo_services.tasks.reward_model.wire import address_of, packed, read_message, require_own
 from gspo_services.tasks.reward_worker.isolation import worker_environment
-from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
+from gspo_services.tasks.supervised import SupervisedProcess
+from gspo_services.tasks.worker.frames import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +33,8 @@ _START_S: Final = 900.0
 _MOST_TRIES: Final = 4
 """How often a request is sent before it fails: each time the process has ended meanwhile."""
 _PAUSE_S: Final = 0.2
-_AWAY = (ConnectionError, asyncio.IncompleteReadError, BlockingIOError)
+_AWAY = (ConnectionError, BlockingIOError)
+_STDERR: Final = 2
 
 
 class ModelScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class RewardModel:
         self._address = address_of(options)
         self._folder = Path(tempfile.gettempdir()) / self._address[1:]
         """For files of libraries: torch makes folders when it is imported. One name, so that a killed rollout leaves one."""
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: SupervisedProcess | None = None
         self._serves = False
         """The child has the socket's name."""
         self._starting = asyncio.Lock()
@@ -155,7 +155,7 @@ class RewardModel:
             raise
         try:
             writer.write(request)
-            return await read_frame(reader)
+            return await read_message(reader)
         finally:
             writer.close()
 
@@ -189,29 +189,24 @@ class RewardModel:
     async def _started(self) -> dict[str, Any]:
         arguments = msgspec.json.encode(self._options).decode()
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._child = child = await asyncio.create_subprocess_exec(
-            *module_command("gspo_services.tasks.reward_model", str(os.getpid()), arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            env=model_environment(os.environ, self._options.device, self._folder),
-            start_new_session=True,
+        self._child = child = SupervisedProcess(output=_STDERR)
+        await child.start_to_talk(
+            module_command("gspo_services.tasks.reward_model", str(os.getpid()), arguments),
+            model_environment(os.environ, self._options.device, self._folder),
         )
-        assert child.stdout is not None
-        line = await child.stdout.readline()
-        if not line:
+        try:
+            said: dict[str, Any] = msgspec.json.decode(await child.receive())
+        except ConnectionError as error:
+            await child.status()
             await self._end_child()
-            raise ConnectionAbortedError(f"its process ended while it started: {ended_as(child.returncode or 0)}")
-        return msgspec.json.decode(line, type=dict[str, Any])
+            raise ConnectionAbortedError(f"its process ended while it started: {child.ended_as()}") from error
+        return said
 
     async def _end_child(self) -> None:
         child, self._child = self._child, None
         if child is None:
             return
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            log.debug("reward_model_ended", pid=child.pid)
-        await child.wait()
+        await child.end()
         # The folder is that of whoever has the name.
         if self._serves or not await self._is_there():
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)

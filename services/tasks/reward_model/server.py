@@ -1,27 +1,28 @@
 """The process of a reward model: takes conversations from clients, and scores those that wait as batches.
 
-It has the name of its socket before it loads the model, so that of several processes one goes on. It says one line of JSON:
-{"taken": true}, {"error": text} or {"ready": true}.
+It has the name of its socket before it loads the model, so that of several processes one goes on. It says one thing to its
+parent: {"taken": true}, {"error": text} or {"ready": true}.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gspo_services.tasks.reward_model.batches import batches_of
 from gspo_services.tasks.reward_model.conversations import Encoded, NoMemoryError, UnreadableConversationError
-from gspo_services.tasks.reward_model.frames import address_of, packed, read_frame, require_own
 from gspo_services.tasks.reward_model.options import RewardModelOptions
+from gspo_services.tasks.reward_model.wire import address_of, packed, read_message, require_own
 
 if TYPE_CHECKING:
     from gspo_services.tasks.reward_model.classifier import Classifier
 
+Say = Callable[[dict[str, Any]], object]
 _BACKLOG: Final = 4096
 TAKEN: Final = 0
 FAILED: Final = 1
@@ -35,7 +36,7 @@ class WaitingConversation:
     answer: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-async def serve(options: RewardModelOptions, words: IO[str]) -> int:
+async def serve(options: RewardModelOptions, say: Say) -> int:
     """Serve until the process is killed. Returns its exit status when it cannot."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -43,22 +44,22 @@ async def serve(options: RewardModelOptions, words: IO[str]) -> int:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            _say(words, {"taken": True})
+            say({"taken": True})
             return TAKEN
-        return await _serve_on(listener, options, words)
+        return await _serve_on(listener, options, say)
 
 
-async def _serve_on(listener: socket.socket, options: RewardModelOptions, words: IO[str]) -> int:
+async def _serve_on(listener: socket.socket, options: RewardModelOptions, say: Say) -> int:
     # Clients may connect from now on; their requests wait until the model is loaded.
     listener.listen(_BACKLOG)
     try:
         classifier = await asyncio.to_thread(_loaded, options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - libraries raise anything for files that they cannot use
-        _say(words, {"error": str(error) or type(error).__name__})
+        say({"error": str(error) or type(error).__name__})
         return FAILED
     server = Server(classifier, options)
     async with await asyncio.start_unix_server(server.talk, sock=listener, backlog=_BACKLOG):
-        _say(words, {"ready": True, "pid": os.getpid()})
+        say({"ready": True, "pid": os.getpid()})
         return await server.score_batches()
 
 
@@ -83,10 +84,10 @@ class Server:
         try:
             require_own(writer.get_extra_info("socket"))
             while True:
-                request = await read_frame(reader)
+                request = await read_message(reader)
                 writer.write(packed(await self._answer(request)))
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             return
         finally:
             writer.close()
@@ -137,8 +138,3 @@ def _said(score: float, *, is_cut: bool) -> dict[str, Any]:
     if score - score != 0:
         return {"failure": "not_finite", "detail": f"the reward model's score is {score}"}
     return {"score": score, "is_cut": is_cut}
-
-
-def _say(words: IO[str], message: dict[str, Any]) -> None:
-    words.write(json.dumps(message) + "\n")
-    words.flush()

@@ -6,12 +6,12 @@ fill the disk. Linux only; a right that the kernel does not take away is reporte
 
 import ctypes
 import os
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Final
 
 from gspo_services.shared.runtime.user_modules import USERS_FOLDER
+from gspo_services.tasks.worker.limits import limit_process
 
 CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWUSER: Final = 0x10000000
@@ -19,7 +19,7 @@ CLONE_NEWNET: Final = 0x40000000
 PR_SET_NO_NEW_PRIVS: Final = 38
 
 MAX_FILE_BYTES: Final = 0
-"""The size of a file that a job writes: no file may grow. Pipes to the parent are not files."""
+"""The size of a file that a job writes: no file may grow. The socket to the parent is not a file."""
 MAX_OPEN_FILES: Final = 256
 MAX_PROCESSES: Final = 64
 """Threads included. The limit binds ordinary users; root is exempt."""
@@ -46,10 +46,7 @@ def isolate(memory_bytes: int, *, network: bool = False, file_bytes: int = MAX_F
     ``network`` keeps the network, for rewards that ask a service; ``file_bytes`` is the size to which a file may grow.
     Returns "" or why the network can still be reached although it should not.
     """
-    _limit(resource.RLIMIT_AS, memory_bytes)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, file_bytes)
-    _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    limit_process({"memory_bytes": memory_bytes, "file_bytes": file_bytes, "open_files": MAX_OPEN_FILES})
     if sys.platform != "linux":
         return f"no namespaces on {sys.platform}"
     libc = ctypes.CDLL(None, use_errno=True)
@@ -59,13 +56,6 @@ def isolate(memory_bytes: int, *, network: bool = False, file_bytes: int = MAX_F
         refused = f"unshare: {os.strerror(ctypes.get_errno())}"
     else:
         # Only in the new namespace: elsewhere the limit would count all processes of this user.
-        _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
+        limit_process({"processes": MAX_PROCESSES})
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return "" if network else refused
-
-
-def _limit(limit: int, value: int) -> None:
-    """Lower a limit of this process for good."""
-    _, hard = resource.getrlimit(limit)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))

@@ -3,15 +3,13 @@
 import asyncio
 import faulthandler
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from .episodes import RunningEpisode
 from .failures import cut, described, explained_import
-from .frames import FrameSocket, end_with_group
+from .frames import FrameSocket
 from .imports import find_function, load_agents
 from .limits import allow_cpu, limit_process
 from .monitor import LoopMonitor
@@ -22,20 +20,21 @@ UNUSABLE = 1
 
 def serve(settings: "dict[str, Any]") -> None:
     """Be a worker until the parent goes away."""
-    frames = FrameSocket(settings["descriptor"])
+    frames = FrameSocket()
     limit_process(settings["limits"])
     # The last words of a crash: they go to the parent past everything that the user's code may replace.
     faulthandler.enable(file=2, all_threads=False)
     prints = EpisodePrints(1, lambda episode, text: say_output(frames, episode, text), settings["output_chars"])
     sys.stdout = sys.stderr = prints
-    messages = Messages(frames)
+    worker = Worker(frames, prints, settings)
+    frames.listen(worker.receive)
     agents = load_agents(settings["agents"])
     try:
         function = find_function(settings["function"])
     except BaseException as error:  # noqa: BLE001 - importing runs the user's code, which may also call sys.exit
         frames.send({"say": "unusable", "detail": explained_import(error, settings["function"])})
         os._exit(UNUSABLE)
-    Worker(frames, function, agents, prints, settings).run(messages)
+    worker.run(function, agents)
 
 
 def say_output(frames: FrameSocket, episode: "int | None", text: str) -> None:
@@ -45,56 +44,30 @@ def say_output(frames: FrameSocket, episode: "int | None", text: str) -> None:
         frames.send({"say": "output", "episode": episode, "text": piece})
 
 
-class Messages:
-    """A thread that reads the parent's messages. The end of the connection ends this process, even while it is busy."""
-
-    def __init__(self, frames: FrameSocket) -> None:
-        self._frames = frames
-        self._early: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._deliver: Callable[[dict[str, Any]], Any] = self._early.put
-        self._lock = threading.Lock()
-        threading.Thread(target=self._read, name="read-messages", daemon=True).start()
-
-    def deliver_to(self, deliver: "Callable[[dict[str, Any]], Any]") -> None:
-        """Deliver to the loop what came so far, and everything from now on."""
-        with self._lock:
-            while not self._early.empty():
-                deliver(self._early.get())
-            self._deliver = deliver
-
-    def _read(self) -> None:
-        while (message := self._frames.receive()) is not None:
-            with self._lock:
-                self._deliver(message)
-        end_with_group(0)
-
-
 class Worker:
     """The event loop and its episodes."""
 
-    def __init__(
-        self,
-        frames: FrameSocket,
-        function: "Callable[..., Any]",
-        agents: Any,
-        prints: EpisodePrints,
-        settings: "dict[str, Any]",
-    ) -> None:
+    _function: "Callable[..., Any]"
+    _agents: Any
+
+    def __init__(self, frames: FrameSocket, prints: EpisodePrints, settings: "dict[str, Any]") -> None:
         self._frames = frames
-        self._function = function
-        self._agents = agents
         self._prints = prints
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._running: dict[int, tuple[RunningEpisode, asyncio.Task[Any]]] = {}
         self._owners: dict[Any, int] = {}
 
-    def run(self, messages: Messages) -> None:
+    def receive(self, message: "dict[str, Any]") -> None:
+        """Take a message of the parent, in any thread; its turn comes as soon as the loop runs."""
+        self._loop.call_soon_threadsafe(self._receive, message)
+
+    def run(self, function: "Callable[..., Any]", agents: Any) -> None:
         """Never returns: the parent ends this process."""
+        self._function, self._agents = function, agents
         asyncio.set_event_loop(self._loop)
         self._loop.set_task_factory(self._owned_task)
         LoopMonitor(self._loop, self._frames, self._owners, self._settings["heartbeat_s"]).start()
-        messages.deliver_to(lambda message: self._loop.call_soon_threadsafe(self._receive, message))
         self._frames.send({"say": "ready"})
         self._loop.run_forever()
         os._exit(0)  # the user's code has stopped the loop

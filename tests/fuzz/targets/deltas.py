@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from gspo_protocol.codec import Received, decode
-from gspo_protocol.deltas import Region, apply_streams, decode_head, encode_region
+from gspo_protocol.deltas import Region, decode_head, encode_region
 from gspo_protocol.digests import tensor_digest, version_digest
 from gspo_protocol.errors import ProtocolError
 from gspo_protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
@@ -22,6 +22,7 @@ from tests.fuzz.target import Target, require
 from tests.fuzz.targets.delta_inputs import BASE_VERSION, decompressed, delta_between, mutate_delta, versions
 from tests.fuzz.targets.wire import MESSAGE_MARK, ScriptedServer, event_loop, joined, mutate_conversation
 from tests.support.wire.replicas import content, hold_bytes
+from tests.support.wire.streams import apply_streams
 
 PEER_MARK: Final = MESSAGE_MARK * 2
 """Separates the learner's messages from a peer's."""

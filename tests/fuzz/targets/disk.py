@@ -181,11 +181,10 @@ def checkpoint(data: bytes) -> None:
     """checkpoint.json, ``latest``, ``last-version`` and a rank's random state: read, or CheckpointError."""
     from gspo_services.learner.checkpoints.format import (
         CheckpointError,
-        find_latest,
         load_checkpoint,
         read_metadata,
     )
-    from gspo_services.learner.checkpoints.versions import newest_given
+    from tests.support.learner.checkpoints import find_latest, newest_given
 
     root = scratch() / "checkpoints"
     metadata, latest, version, random_state = (*data.split(FRAME_MARK), b"", b"", b"")[:4]

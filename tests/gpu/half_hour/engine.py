@@ -21,9 +21,9 @@ from gspo.model.policy import load_policy, prepare_policy
 from gspo_services.rollout.sglang import Engine
 from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
-from gspo_services.rollout.weights.verify import verify_loaded
 from tests.support.learner.tiny_model import checkpoint_tensors
 from tests.support.policy.forward import logprobs_of
+from tests.support.wire.verified import verify_loaded
 
 NUM_REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 64, 64, 256
 MIDWAY_S = 0.5

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from gspo_services.learner.checkpoints.versions import newest_given
 from gspo_services.runs.audit import audit_run
 from gspo_services.runs.replay.__main__ import replay_command
 from tests.support.broker.peers import ScriptedRollout
 from tests.support.broker.process import broker_process, eventually
+from tests.support.learner.checkpoints import newest_given
 from tests.support.wire.zmq_ends import in_background, zmq_context
 
 pytestmark = pytest.mark.timeout(1200)

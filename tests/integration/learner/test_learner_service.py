@@ -25,12 +25,13 @@ from gspo_protocol.messages import (
     VersionScore,
 )
 from gspo_services.learner.broker.thread import BrokerThread
-from gspo_services.learner.checkpoints.versions import Versions, newest_given
+from gspo_services.learner.checkpoints.versions import Versions
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.service import LearnerService
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import BatchSection, Broker, Learner, ObjectiveSettings, Run, Settings
+from tests.support.learner.checkpoints import newest_given
 from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.serving_bigram import ServingBigram
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context

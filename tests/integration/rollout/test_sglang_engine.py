@@ -15,11 +15,11 @@ from gspo_protocol.messages import TensorInfo, VersionRun
 from gspo_services.rollout.sglang.client import Engine, EngineError, EngineUnreachable, PauseMode
 from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from gspo_services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
-from gspo_services.rollout.weights.verify import verify_loaded
 from tests.integration.conftest import SglangServer
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors, reference_logprobs
 from tests.support.wire.engine_files import write_safetensors
+from tests.support.wire.verified import verify_loaded
 
 PROMPT = [10, 20, 30, 40]
 TOLERANCE = 2e-5

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from gspo_services.rollout.sglang.client import Engine, EngineError
 from gspo_services.rollout.weights import loader
 from gspo_services.rollout.weights.patch import write_patch
-from gspo_services.rollout.weights.verify import verify_loaded
 from gspo_services.shared.weights import ABILITY, patch_file
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
 from tests.support.wire.patched import patched
+from tests.support.wire.verified import verify_loaded
 
 VERSIONS = 100
 

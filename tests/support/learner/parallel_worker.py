@@ -26,11 +26,12 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.moe.experts import ExpertPicks
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest, load_checkpoint
+from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.export import export_model
 from gspo_services.shared.runtime.lifecycle import leave
+from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.learner.trained import train
 from tests.support.loss.sequences import every_token_an_action, load_groups

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_kills.memory import role_of
-from gspo_services.tasks.agents.process import worker_command
+from gspo_services.tasks.agents.options import worker_command
 from gspo_services.tasks.sandbox.walls import bubblewrap_command
 
 

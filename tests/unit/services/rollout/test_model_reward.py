@@ -1,7 +1,6 @@
 """A real reward model scores episodes of the environment loop: what it reads, and what the reward becomes."""
 
 import asyncio
-import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -45,7 +44,7 @@ async def opened(saved: Path, *, weight: float = 0.5, is_all: bool = False, **op
     """The model, whose server runs in this process."""
     chosen = RewardModelOptions(path=str(saved), owner=str(saved), **options)
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(serve(chosen, io.StringIO()), name="reward-model")
+        serving = group.create_task(serve(chosen, lambda said: None), name="reward-model")
         await asyncio.sleep(0)
         async with RewardModel(chosen) as model:
             assert model._child is None

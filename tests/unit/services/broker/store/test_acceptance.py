@@ -16,11 +16,11 @@ from gspo_services.broker.store.reader import LEDGER_FILE, reading
 from gspo_services.broker.store.store import RowChanges, StoreUnavailable
 from gspo_services.cli.main import main
 from gspo_services.learner.checkpoints import Versions, known_commit
-from gspo_services.learner.checkpoints.versions import newest_given
 from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.broker.damage import DAMAGE, content, killed_run, open_store, run
 from tests.support.broker.rows import group
+from tests.support.learner.checkpoints import newest_given
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.support.wire.zmq_ends import a_welcome

@@ -209,14 +209,14 @@ def test_a_full_disk_writes_nothing_of_a_commit_and_everything_when_there_is_spa
     changes = RowChanges(rows=[group()], chunks=[big], lines=[{"event": "x", "time_s": 0.0}])
     with open_store(path) as store:
         store.commit(RowChanges(rows=[group(5)]))
-        store.limit_pages(store.num_bytes // 4096 + 4)
+        store._connection.execute(f"PRAGMA max_page_count = {store.num_bytes // 4096 + 4}")
         with pytest.raises(StoreUnavailable, match=r"ledger.sqlite3: cannot be written: .*full; free space on its disk"):
             store.commit(changes)
         assert [row.group_id for row in store.contents().groups] == [5]
         assert store.metrics_after(0) == []
         with pytest.raises(StoreUnavailable):
             store.commit(changes)
-        store.limit_pages(1_000_000)
+        store._connection.execute("PRAGMA max_page_count = 1000000")
         store.commit(changes)
     with open_store(path) as store:
         assert [row.group_id for row in store.contents().groups] == [0, 5]

@@ -17,11 +17,11 @@ from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
     DamagedCheckpoint,
-    find_latest,
     load_checkpoint,
     read_metadata,
 )
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.saving import save_checkpoint
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest
+from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState
 from gspo_services.learner.checkpoints.resumption import require_own_directory, resume
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.resuming import (
     saved,
     state,

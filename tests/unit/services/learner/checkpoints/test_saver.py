@@ -12,12 +12,12 @@ from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
     StateCopy,
-    find_latest,
     load_checkpoint,
 )
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.checkpoints.versions import Versions, known_commit
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.held_background import HeldBackground
 from tests.support.learner.saving import save_checkpoint
 from tests.support.wire.zmq_ends import a_welcome

@@ -10,7 +10,8 @@ import pytest
 from gspo_protocol.messages import LedgerCommit, Welcome
 from gspo_services.learner.checkpoints import versions as versions_module
 from gspo_services.learner.checkpoints.format import CheckpointError
-from gspo_services.learner.checkpoints.versions import KEPT, Versions, known_commit, newest_given, read_note
+from gspo_services.learner.checkpoints.versions import KEPT, Versions, known_commit, read_note
+from tests.support.learner.checkpoints import newest_given
 from tests.support.wire.zmq_ends import a_welcome
 
 

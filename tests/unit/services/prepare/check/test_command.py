@@ -161,6 +161,19 @@ def test_code_that_hangs_is_killed_with_what_it_has_started(project: Project) ->
     assert report.part("tokenizer") is not None
 
 
+def test_code_that_hangs_ends_with_the_check_however_that_ends(project: Project) -> None:
+    (project.folder / "waiting.py").write_text("import threading\nthreading.Event().wait()\n")
+    project.keys |= {"environment.name": "waiting:Environment", "environment.options": {}}
+    worker = CodeWorker(project.situation())
+    try:
+        while b"waiting:Environment" not in worker._process.receive(60.0):
+            pass
+        worker._process._connection.close()
+        assert worker._process.status(60.0) is not None
+    finally:
+        worker.close()
+
+
 def test_code_that_ends_its_process_is_named(project: Project) -> None:
     (project.folder / "ending.py").write_text("import os\nprint('before', flush=True)\nos._exit(7)\n")
     project.keys |= {"environment.name": "ending:Environment", "environment.options": {}}

@@ -33,7 +33,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("agent", ["say_where_and_wait", "say_where_and_spin", "say_where_a_child_is", "program"])
+@pytest.mark.parametrize("agent", ["say_where_and_spin", "program"])
 async def test_agents_end_when_the_rollout_is_killed(agent: str, tmp_path: Path) -> None:
     fifo = tmp_path / "pid"
     os.mkfifo(fifo)

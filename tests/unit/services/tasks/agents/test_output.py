@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 from gspo_services.tasks.agents import UserOutput
-from gspo_services.tasks.agents.process import _Printed
 from tests.support.agent_pools import agent_pool, agent_task
 
 
@@ -56,24 +55,3 @@ def test_the_log_is_two_files_of_bounded_size_with_printable_lines(tmp_path: Pat
 def test_a_log_that_cannot_be_written_is_lost_and_nothing_else(tmp_path: Path) -> None:
     UserOutput(tmp_path / "no_such_folder" / "agents.log").write("worker 1", "text")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_program_prints_is_written_by_whole_lines_however_the_pipe_is_read() -> None:
-    written: list[str] = []
-    printed = _Printed(written.append)
-    for piece in (b"the pro", b"gram prints", b"\n", b"\xc3", b"\xa4\nlast ", b"words"):
-        printed.data_received(piece)
-    assert written == ["the program prints", "ä"]
-    printed.eof_received()
-    printed.connection_lost(None)
-    assert written == ["the program prints", "ä", "last words"]
-
-
-def test_a_line_without_end_is_not_kept_for_ever() -> None:
-    written: list[str] = []
-    printed = _Printed(written.append)
-    for _ in range(40):
-        printed.data_received(b"x" * 30_000)
-    assert len(written) > 5
-    assert max(map(len, written)) < 200_000
-    assert written[-1].startswith("(more than 1048576 bytes")

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gspo_services.shared.runtime.stray_processes import MARK
 from tests.support.agent_pools import agent_pool, agent_task
+from tests.support.processes.marked import left_of
 
 AGENTS = {
     "twice_forked": None,
@@ -19,18 +19,6 @@ AGENTS = {
     "stopped": "hung",
     "stopped_child": "crashed",
 }
-
-
-def left(marks: set[str]) -> list[int]:
-    """Processes that carry one of these marks."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) in marks:
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 @pytest.mark.parametrize("do", AGENTS)
@@ -44,13 +32,13 @@ async def test_nothing_is_left_of_a_wild_agent_and_the_next_episode_works(do: st
     async with agent_pool("tests.support.wild_agents:act", hang_s=hang_s) as pool:
         result = await pool.solve(agent_task(do, notes=str(notes), held=str(held)))
         assert (result.failure, result.reward) == ((None, 1.0) if AGENTS[do] is None else (AGENTS[do], None)), result.detail
-        marks = {worker._mark for worker in pool._workers}
+        marks = {worker._process.mark for worker in pool._workers}
         assert (await pool.solve(agent_task("answers", notes=str(notes)))).reward == 2.0
-        marks |= {worker._mark for worker in pool._workers}
+        marks |= {worker._process.mark for worker in pool._workers}
     noted = [int(line) for line in notes.read_text().split()]
     assert noted
     assert os.getpid() not in noted
-    assert left(marks) == []
+    assert left_of(*marks) == []
     alive = [pid for pid in noted if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
     assert alive == []
     # Also of those that were not noted: who holds a pipe keeps it open.

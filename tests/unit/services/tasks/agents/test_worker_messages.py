@@ -8,7 +8,8 @@ import pytest
 from gspo.tasks.agents import MAX_STEP_DEPTH
 from gspo_protocol.limits import MAX_PLAIN_DEPTH
 from gspo_services.tasks.agents import RecordedStep
-from gspo_services.tasks.agents.messages import BadWorkerMessage, decoded
+from gspo_services.tasks.agents.messages import decoded
+from gspo_services.tasks.supervised import BadMessage
 from tests.support.agent_pools import ListJournal, agent_pool, agent_task
 
 DONE = {"say": "done", "episode": 1, "reward": 1.0, "components": None, "failure": None, "detail": "", "spent": False}
@@ -91,7 +92,7 @@ async def test_steps_that_are_not_awaited_are_not_piled_up() -> None:
     ],
 )
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
-    with pytest.raises(BadWorkerMessage, match="not a message"):
+    with pytest.raises(BadMessage, match="not a message"):
         decoded(body)
 
 
@@ -99,6 +100,6 @@ def test_a_result_is_as_deep_as_the_wire_takes_it() -> None:
     deep: Any = 1
     for _ in range(MAX_PLAIN_DEPTH + 1):
         deep = [deep]
-    with pytest.raises(BadWorkerMessage, match="nested"):
+    with pytest.raises(BadMessage, match="nested"):
         decoded(msgspec.json.encode({**STEP, "result": deep}))
     assert MAX_STEP_DEPTH <= MAX_PLAIN_DEPTH

@@ -8,7 +8,7 @@ import pytest
 from gspo.tasks.environments import RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, RewardResult
-from gspo_services.tasks.reward_worker.worker import LENGTH
+from gspo_services.tasks.worker.frames import LENGTH
 
 TAKEN = {
     "[1, 2.5]": [1.0, 2.5],

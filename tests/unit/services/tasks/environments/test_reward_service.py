@@ -13,7 +13,7 @@ from aiohttp import web
 from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments.reward_pool import RewardPool, RewardPoolOptions, RewardResult
 from gspo_services.tasks.json_rewards.client import seconds_to_wait
-from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
+from gspo_services.tasks.worker.frames import MAX_MESSAGE_BYTES
 from tests.support.rewards.services import Handler, served
 
 JOB = {"arguments": {"completion": "four"}, "with_task": True, "deadline_s": 30.0}

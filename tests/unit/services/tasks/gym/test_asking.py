@@ -1,5 +1,7 @@
 """The process that draws tasks, when somebody ends it."""
 
+import os
+import signal
 from contextlib import suppress
 
 import pytest
@@ -13,7 +15,7 @@ def test_a_process_that_was_killed_refuses_nothing() -> None:
     with suppress(GymRefused):  # Where the package is not installed.
         library.version()
     assert library._process is not None
-    library._process.kill()
+    os.kill(library._process.pid, signal.SIGKILL)
     with pytest.raises(GymUndrawn, match="ended with status -9") as caught:
         library.version()
     assert isinstance(caught.value, PassingFault)

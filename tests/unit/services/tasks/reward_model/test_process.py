@@ -1,11 +1,10 @@
 """The process of a reward model: shared by clients, and ended with whoever started it."""
 
 import asyncio
-import io
-import json
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,8 +12,8 @@ import pytest
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.tasks.reward_model import ModelScore, RewardModel, RewardModelOptions, client
 from gspo_services.tasks.reward_model.client import model_environment
-from gspo_services.tasks.reward_model.frames import address_of, packed, read_frame
 from gspo_services.tasks.reward_model.server import FAILED, TAKEN, serve
+from gspo_services.tasks.reward_model.wire import address_of, packed, read_message
 from tests.support.rewards.classifiers import official_score, save_classifier
 
 pytestmark = pytest.mark.timeout(600)
@@ -50,9 +49,9 @@ async def test_files_that_are_no_model_are_said_before_a_process_starts(tmp_path
 
 
 async def test_what_only_loading_shows_is_the_processs_last_word(tmp_path: Path) -> None:
-    words = io.StringIO()
-    status = await serve(options_of(save_classifier(tmp_path, template=None)), words)
-    said = json.loads(words.getvalue())
+    words: list[dict[str, Any]] = []
+    status = await serve(options_of(save_classifier(tmp_path, template=None)), words.append)
+    (said,) = words
     assert (status, 'has no chat template: set reward.model_input = "text"' in said["error"]) == (FAILED, True)
 
 
@@ -66,7 +65,8 @@ async def test_a_process_that_ends_while_it_starts_leaves_no_folder(saved: Path,
 
 
 async def test_a_model_that_does_not_load_once_is_no_proof(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = """print('{"error": "no room on the GPU"}')"""
+    code = """from gspo_services.tasks.worker.frames import FrameSocket
+FrameSocket().send({"error": "no room on the GPU"})"""
     monkeypatch.setattr(client, "module_command", lambda *_: [sys.executable, "-c", code])
     with pytest.raises(UnprovenError, match="cannot be used: no room on the GPU"):
         async with RewardModel(options_of(saved)):
@@ -78,13 +78,13 @@ async def test_a_request_that_a_process_took_along_is_sent_to_the_next(tmp_path:
     servers: list[asyncio.Server] = []
 
     async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_frame(reader)
+        await read_message(reader)
         servers.pop().close()
         servers.append(await asyncio.start_unix_server(answer, address_of(options)))
         writer.close()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await read_frame(reader)
+        asked = await read_message(reader)
         writer.write(packed({"score": float(len(asked["messages"]))}))
         await writer.drain()
         writer.close()
@@ -95,10 +95,11 @@ async def test_a_request_that_a_process_took_along_is_sent_to_the_next(tmp_path:
 
 
 async def test_a_second_process_leaves_the_name_to_the_first(tmp_path: Path) -> None:
-    options, words = options_of(tmp_path), io.StringIO()
+    options = options_of(tmp_path)
+    words: list[dict[str, Any]] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as taken:
         taken.bind(address_of(options))
-        assert (await serve(options, words), json.loads(words.getvalue())) == (TAKEN, {"taken": True})
+        assert (await serve(options, words.append), words) == (TAKEN, [{"taken": True}])
 
 
 def test_the_process_sees_the_gpu_of_its_setting_and_no_key_of_ours() -> None:

@@ -1,38 +1,44 @@
-"""A process that runs the user's code: its output is read, and it ends with everything that it has started."""
+"""A supervised process for the event loop: it is heard, its output is read, and it ends with all that it has started."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
+from asyncio.subprocess import DEVNULL, STDOUT
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import structlog
 
-import gspo_services.tasks.worker
-from gspo_services.shared.runtime.stray_processes import ended_as, kill_marked
+from gspo_services.shared.runtime.stray_processes import MARK, ended_as, kill_marked, new_mark
+from gspo_services.tasks.supervised.messages import read_frame
+from gspo_services.tasks.worker.frames import frame
 from gspo_services.tasks.worker.monitor import waited_s
 
 log = structlog.get_logger(__name__)
 
-WORKER_FILE: Final = Path(gspo_services.tasks.worker.__file__).with_name("main.py")
 _TAIL_BYTES: Final = 2000
 _MOST_OUTPUT_BYTES: Final = 1024 * 1024
 _MOST_LINE_BYTES: Final = 64 * 1024
 _LAST_WORDS_S: Final = 1.0
+_LAST_MOMENT_S: Final = 1.0
 
 
-class UserProcess:
+class SupervisedProcess:
     """One process and its descendants."""
 
-    def __init__(self, mark: str, write: Callable[[str], None]) -> None:
-        """``mark``: its value of stray_processes.MARK. ``write`` gets the first MiB of what it prints."""
-        self._mark = mark
-        self._printed = _Printed(write)
+    def __init__(self, output: int | Callable[[str], None] = DEVNULL) -> None:
+        """``output``: the descriptor for what it prints, or who gets the first MiB of it, by lines."""
+        self.mark = new_mark()
+        self._descriptor = output if isinstance(output, int) else DEVNULL
+        self._printed = None if isinstance(output, int) else _Printed(output)
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.ReadTransport | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._is_ended = False
 
     @property
     def pid(self) -> int | None:
@@ -48,54 +54,91 @@ class UserProcess:
 
     @property
     def tail(self) -> str:
-        """The last that it printed past the worker's own standard output, or "": for a failure's detail."""
-        return self._printed.tail.decode(errors="replace").strip()
+        """The last that it printed, or "": for a failure's detail."""
+        return "" if self._printed is None else self._printed.tail.decode(errors="replace").strip()
 
     async def start(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        pass_descriptors: Sequence[int] = (),
-        *,
-        folder: str | None = None,
+        self, command: Sequence[str], environment: Mapping[str, str], *, folder: str | None = None, stdin: int = DEVNULL
     ) -> None:
         """Start it in a session of its own. ``folder``: its working directory; None: this process's.
 
-        Raises: OSError when there is no such program.
+        Raises: OSError when there is no such program; of it ConnectionAbortedError when ``end`` was called meanwhile.
         """
-        reading, writing = os.pipe()
+        output = self._descriptor
         try:
-            self._output, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: self._printed, os.fdopen(reading, "rb", buffering=0)
-            )
+            if self._printed is not None:
+                reading, output = os.pipe()
+                printed = self._printed
+                self._output, _ = await asyncio.get_running_loop().connect_read_pipe(
+                    lambda: printed, os.fdopen(reading, "rb", buffering=0)
+                )
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=writing, stderr=asyncio.subprocess.STDOUT,
-                env=environment, start_new_session=True, pass_fds=pass_descriptors, cwd=folder,
+                *command, stdin=stdin, stdout=output, stderr=STDOUT, env={**environment, MARK: self.mark},
+                start_new_session=True, cwd=folder,
             )  # fmt: skip
         finally:
-            os.close(writing)
+            if output != self._descriptor:
+                os.close(output)
+        if self._is_ended:
+            await self.end()
+            raise ConnectionAbortedError("the process was ended while it started")
+
+    async def start_to_talk(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it with a connection to it: its program opens a ``FrameSocket``. Raises: OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            await self.start(command, environment, stdin=theirs.fileno())
+
+    def send(self, body: bytes) -> None:
+        """Send a message, unless the process has ended: ``receive`` says so."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(body))
+
+    async def receive(self) -> bytes:
+        """The next message. Raises: ConnectionError at the end of the connection; of it BadMessage."""
+        assert self._reader is not None
+        return await read_frame(self._reader)
 
     async def wait(self) -> int:
         """Wait until the process itself has ended; what it started may go on. Returns its exit status."""
         assert self._process is not None
         return await self._process.wait()
 
+    async def status(self) -> int | None:
+        """How the process has ended whose connection has; None when it goes on without one."""
+        try:
+            # The connection closes a moment before the process has ended, and only then it is known how.
+            async with asyncio.timeout(_LAST_MOMENT_S):
+                return await self.wait()
+        except TimeoutError:
+            log.debug("process_closed_its_connection", pid=self.pid)
+            return None
+
     def kill(self) -> None:
-        """Begin to end it: ``end`` does the rest."""
+        """Begin to end it, and end the connection, which its descendants may hold open: ``end`` does the rest."""
         if self._process is not None and self._process.returncode is None:
             try:
+                # It leads a process group of its own, so most of what it started ends with it.
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
-                log.debug("user_process_gone", pid=self._process.pid)
+                log.debug("process_gone", pid=self._process.pid)
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     async def end(self) -> None:
         """End it and everything that it has started. May be called in any state, also twice."""
+        self._is_ended = True
         self.kill()
         if self._process is not None:
             await self._process.wait()
         # Also without a process: a start that was cut off may have made one.
-        await asyncio.to_thread(kill_marked, self._mark, self.pid)
-        if self._output is not None:
+        await asyncio.to_thread(kill_marked, self.mark, self.pid)
+        if self._output is not None and self._printed is not None:
             await self._printed.read_to_the_end()
             self._output.close()
 
@@ -150,8 +193,3 @@ class _Printed(asyncio.Protocol):
                 await self._ended.wait()
         except TimeoutError:
             log.warning("user_process_escaped", meaning="a process that the user's code started cleared its environment")
-
-
-def worker_command(python: str, settings: str) -> list[str]:
-    """The command line of ``services/tasks/worker``; ``settings`` is JSON."""
-    return [python, str(WORKER_FILE), settings]

@@ -13,7 +13,8 @@ import msgpack
 import msgspec
 
 from gspo_services.tasks.reward_model.options import RewardModelOptions
-from gspo_services.tasks.reward_worker.worker import LENGTH, MAX_MESSAGE_BYTES
+from gspo_services.tasks.supervised import BadMessage, read_frame
+from gspo_services.tasks.worker.frames import frame
 
 _PEER: Final = struct.Struct("3i")
 
@@ -33,19 +34,15 @@ def require_own(peer: socket.socket) -> None:
 
 def packed(message: dict[str, Any]) -> bytes:
     """One message. Raises: TypeError, ValueError or OverflowError for what is not plain data."""
-    body: bytes = msgpack.packb(message)
-    return LENGTH.pack(len(body)) + body
+    return frame(msgpack.packb(message))
 
 
-async def read_frame(stream: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message. Raises: IncompleteReadError at the end; ConnectionError for what is no message."""
-    (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
-    if length > MAX_MESSAGE_BYTES:
-        raise ConnectionAbortedError(f"a message of {length} bytes, {MAX_MESSAGE_BYTES} allowed")
+async def read_message(stream: asyncio.StreamReader) -> dict[str, Any]:
+    """The next message. Raises: ConnectionError at the end, and for what is no message."""
     try:
-        message = msgpack.unpackb(await stream.readexactly(length))
+        message = msgpack.unpackb(await read_frame(stream))
     except (ValueError, msgpack.UnpackException) as error:
-        raise ConnectionAbortedError(f"what came is no message: {error}") from error
+        raise BadMessage(f"what came is no message: {error}") from error
     if not isinstance(message, dict):
-        raise ConnectionAbortedError("what came is no message")
+        raise BadMessage("what came is no message")
     return message
