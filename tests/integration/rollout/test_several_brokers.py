@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import zmq.asyncio
@@ -17,7 +17,6 @@ from gspo_services.rollout.gathering import GatheringClient
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.several import SeveralBrokers
-from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health
@@ -34,15 +33,6 @@ from tests.support.processes.running_rollout import SteadySync
 NUM_BROKERS = 3
 NUM_BATCHES = 4
 RUN_TIMEOUT_S = 60.0
-
-
-class SlowEngine(ScriptedEngine):
-    """Takes a while for each piece, so that episodes are under way when something happens."""
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
-        async for piece in super().generate(request):
-            yield piece
-            await asyncio.sleep(0.02)
 
 
 class FollowingSync(SteadySync):
@@ -69,7 +59,8 @@ class SharedRun:
         self.learners = [
             ScriptedLearner(context, endpoint, f"s{number}") for number, endpoint in enumerate(endpoints.batch_endpoints)
         ]
-        self.engine = SlowEngine()
+        self.engine = ScriptedEngine()
+        self.engine.pace_s = 0.02  # Episodes are under way when something happens.
         self.sync = FollowingSync(self.engine)
         self.brokers = SeveralBrokers(
             [
