@@ -1,15 +1,17 @@
 """An engine without a model: each token depends on the tokens before it, and a test says where the engine stops."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import replace
 from safetensors import deserialize
 
 from gspo_protocol.messages import TensorInfo, VersionRun
 from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
+from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
@@ -71,6 +73,9 @@ class ScriptedEngine:
         self.patches: list[list[str]] = []
         """The parameters in each patch that was taken."""
         self.abilities: list[str] = []
+        self.info = ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted")
+        self.adapters: Any = None
+        """What it does with adapters, by a test's own script."""
         self.refuse_patch: str = ""
         self.refuse_update: str = ""
         self.damage: Callable[[dict[str, tuple[TensorInfo, bytes]]], None] = lambda _: None
@@ -202,10 +207,17 @@ class ScriptedEngine:
         return [RankChecksums(checksums=made)]
 
     async def server_info(self) -> ServerInfo:
-        return ServerInfo(
-            version="0", device="cpu", dtype="float32", tp_size=max(1, len(self.ranks)), model_path="scripted",
-            custom_weight_loader=self.abilities,
-        )  # fmt: skip
+        loaders = [*(self.info.custom_weight_loader or ()), *self.abilities]
+        return replace(self.info, tp_size=max(self.info.tp_size, len(self.ranks)), custom_weight_loader=loaders)
+
+    def serve(self, adapters: Mapping[str, Adapter]) -> None:
+        self.adapters.serve(adapters)
+
+    def uses(self, name: str) -> bool:
+        return name in self.adapters.used
+
+    async def cut(self, name: str) -> bool:
+        return bool(self.adapters.cut(name))
 
 
 def patched(loaded: dict[str, Loaded], path: Path) -> tuple[dict[str, Loaded], list[str]]:
