@@ -56,10 +56,15 @@ def batches(
     config: RunConfig,
     *,
     start_steps: int | None = None,
+    model: Any = None,
     make_learner: Callable[[Any, RunConfig], Learner] = Learner,
 ) -> Iterator[dict[str, float]]:
-    """Make the run; yield one record per batch, and one for the evaluation after the last."""
-    model = _start_of(directory, config, start_steps)
+    """Make the run; yield one record per batch, and one for the evaluation after the last.
+
+    ``model``: what to start from; None: the start model of the run's task.
+    """
+    if model is None:
+        model = _start_of(directory, config, start_steps)
     _one_deterministic_thread()
     tokenizer, environment = build_tokenizer(), study_environment(config.task)
     limit = MAX_NEW_TOKENS[config.task]
