@@ -44,7 +44,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
-	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs docs-settings images sbom release chart push-chart push-manifests clean
 
@@ -191,10 +191,6 @@ bench-real: $(PARITY)/.installed models/smollm2/config.json ## SmolLM2-135M besi
 	$(PARITY)/bin/python -m benchmarks.against_trl --task sums --seeds 0 1 2
 	$(BIN)/python -m benchmarks.pipeline --config examples/smollm2.toml --json runs/pipeline-smollm2.json
 	$(BIN)/python -m benchmarks.first_batch examples/smollm2.toml --repeat 3 --restarts
-
-bench-stalls: setup ## how long training waits when it publishes and saves; 2 minutes
-	$(BIN)/python -m benchmarks.training_stalls --json runs/stalls.json
-	$(BIN)/python -m benchmarks.weight_updates.export_copy --json runs/export_copy.json
 
 bench-weights: setup ## weight updates: bytes of deltas, rates, egress to 32 rollouts, the pause of generation
 	$(BIN)/python -m benchmarks.weight_updates

@@ -49,13 +49,6 @@ KINDS: Final = {"openai": "benchmarks.agents_that_talk:with_openai", "bare": "be
 BESIDE: Final = {"wait": "benchmarks.agents_that_talk:waits", "do not wait": "benchmarks.agents_that_talk:does_not_wait"}
 
 
-class CountingBroker(RecordingBroker):
-    """A broker at once: everything is durable when it is sent."""
-
-    async def acknowledged(self) -> None:
-        return
-
-
 @dataclass
 class Cost:
     """Sums over rounds."""
@@ -106,7 +99,7 @@ async def opened(directory: Path, engine: Engine, settings: Settings) -> AsyncIt
     """The episodes of each kind on one engine."""
     tokenizer, may_generate = ChatTokenizer(directory), asyncio.Event()
     may_generate.set()
-    broker: Any = CountingBroker()
+    broker: Any = RecordingBroker()
     metrics = RolloutMetrics(CollectorRegistry())
     found: dict[str, EpisodeRunner] = {
         "environment": EnvironmentLoop(

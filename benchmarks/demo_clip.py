@@ -14,18 +14,14 @@ drift are even where lag 0 is clipped at one deviation. It stays if its reward i
 than chance; missed again, it is written down as missed.
 """
 
-import argparse
-import json
-import platform
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from itertools import chain
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.command import run, tiny_model
-from gspo_services.runs.metrics import read_metrics
+from benchmarks.markdown import table as markdown
+from benchmarks.whole_runs import batches_to_target, keep, num_dropped, options, place, seeded_run
 
 PAPER = ("objective.eps_low=0.0003", "objective.eps_high=0.0004")
 BEHAVIOUR = (*PAPER, "objective.clip_calibration=off", "objective.noise_z=0")
@@ -62,21 +58,15 @@ class Outcome:
     """For each pair of lags and each batch that has both: the clipped shares of both, and what the batch weighs."""
 
 
-TARGET = 0.85
-
-
 def main() -> None:
     """Run, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser = options(__doc__, "runs/clip", [0, 1])
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--runs", type=int, default=1, help="runs of each seed and variant")
     parser.add_argument("--only", default="", metavar="TEXT", help="only variants whose name has it")
-    parser.add_argument("--directory", type=Path, default=Path("runs/clip"))
     arguments = parser.parse_args()
     outcomes = [
-        outcome(arguments.config, arguments.directory, variant, seed, number, arguments.batches)
+        outcome(arguments.config, arguments.directory, variant, seed, number, arguments.batches, arguments.overrides)
         for number in range(arguments.runs)
         for seed in arguments.seeds
         for variant in VARIANTS
@@ -84,21 +74,15 @@ def main() -> None:
     ]
     if not outcomes:
         parser.error(f"--only is {arguments.only!r}, which is in none of: {'; '.join(VARIANTS)}")
-    print(f"{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}\n")
-    print(table(outcomes))
-    print()
-    print(table_by_lag(outcomes))
-    record = arguments.directory / f"clip-{arguments.runs}.json"  # Commands with more runs use the runs that are there.
-    record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+    print(f"{place(arguments.config)}\n\n{table(outcomes)}\n\n{table_by_lag(outcomes)}")
+    # Commands with more runs use the runs that are there.
+    keep(arguments.directory / f"clip-{arguments.runs}.json", outcomes)
 
 
-def outcome(config: Path, root: Path, variant: str, seed: int, number: int, batches: int) -> Outcome:
-    """Make the seed's model, run, measure. A finished run in its directory is measured again, an unfinished one resumed."""
-    model, directory = root / f"model-{seed}", root / f"{seed}-{list(VARIANTS).index(variant)}-{number}"
-    tiny_model(model, seed)
-    own = (f"run.seed={seed}", f"run.num_batches={batches}", f"model.path={model}")
-    run(config, directory, *own, *VARIANTS[variant])
-    metrics = read_metrics(directory)
+def outcome(config: Path, root: Path, variant: str, seed: int, number: int, batches: int, overrides: list[str]) -> Outcome:
+    """Run and measure. A finished run in its directory is measured again, an unfinished one goes on."""
+    directory = root / f"{seed}-{list(VARIANTS).index(variant)}-{number}"
+    metrics = seeded_run(config, directory, seed, f"run.num_batches={batches}", *VARIANTS[variant], *overrides)
     trained, evals = metrics.batches, metrics.evaluations
     return Outcome(
         mean_reward=fmean(each.reward for each in evals[1:]),
@@ -108,9 +92,9 @@ def outcome(config: Path, root: Path, variant: str, seed: int, number: int, batc
         run=number,
         clip_fractions=[row["clip_fraction/all"] for row in trained],
         mean_lag=fmean(row["lag/all"] for row in trained),
-        batches_to_target=next((each.batch for each in evals if each.reward >= TARGET), None),
+        batches_to_target=batches_to_target(metrics),
         last_reward=evals[-1].reward,
-        dropped=sum(row["event"] == "dropped" for _, row in metrics.events),
+        dropped=num_dropped(metrics),
     )
 
 
@@ -148,36 +132,35 @@ def parts(values: list[float]) -> list[float]:
 
 def table(outcomes: list[Outcome]) -> str:
     """Return Markdown with one line per run."""
-    lines = [
-        "| run | seed | mean lag | clipped: 1st quarter | 2nd | 3rd | 4th | all | batches to 0.85 | last reward | dropped |",
-        "|" + "---|" * 11,
-    ]
-    for each in sorted(outcomes, key=lambda outcome: list(VARIANTS).index(outcome.variant)):
-        quarters = " | ".join(f"{value:.2f}" for value in parts(each.clip_fractions))
-        reached = "-" if each.batches_to_target is None else str(each.batches_to_target)
-        lines.append(
-            f"| {each.variant} | {each.seed} | {each.mean_lag:.2f} | {quarters} | "
-            f"{fmean(each.clip_fractions):.2f} | {reached} | {each.last_reward:.2f} | {each.dropped} |"
+    clipped = ["clipped: 1st quarter", "2nd", "3rd", "4th", "all"]
+    rows = [
+        (
+            each.variant,
+            each.seed,
+            f"{each.mean_lag:.2f}",
+            *(f"{value:.2f}" for value in parts(each.clip_fractions)),
+            f"{fmean(each.clip_fractions):.2f}",
+            "-" if each.batches_to_target is None else each.batches_to_target,
+            f"{each.last_reward:.2f}",
+            each.dropped,
         )
-    return "\n".join(lines)
+        for each in sorted(outcomes, key=lambda outcome: list(VARIANTS).index(outcome.variant))
+    ]
+    return markdown(["run", "seed", "mean lag", *clipped, "batches to 0.85", "last reward", "dropped"], rows)
 
 
 def table_by_lag(outcomes: list[Outcome]) -> str:
     """Return Markdown: the clipped shares of two lags in the same batches, over all runs of each seed."""
-    lines = [
-        "| run | seed | runs | lag 0 / lag 1 (batches) | lag 1 / lag 2 (batches) | reward, mean over run |",
-        "|" + "---|" * 6,
-    ]
+    rows: list[tuple[object, ...]] = []
     for variant in VARIANTS:
         for seed in sorted({each.seed for each in outcomes}):
             runs = [each for each in outcomes if (each.variant, each.seed) == (variant, seed)]
             if runs:
                 pairs = (list(chain(*(each.clipped_by_lag[k] for each in runs))) for k in range(len(LAG_PAIRS)))
-                cells = " | ".join(compared(batches) for batches in pairs)
-                lines.append(
-                    f"| {variant} | {seed} | {len(runs)} | {cells} | {fmean(each.mean_reward for each in runs):.3f} |"
-                )
-    return "\n".join(lines)
+                reward = fmean(each.mean_reward for each in runs)
+                rows.append((variant, seed, len(runs), *map(compared, pairs), f"{reward:.3f}"))
+    lags = [f"{young.replace('_', ' ')} / {old.replace('_', ' ')} (batches)" for young, old in LAG_PAIRS]
+    return markdown(["run", "seed", "runs", *lags, "reward, mean over run"], rows)
 
 
 if __name__ == "__main__":

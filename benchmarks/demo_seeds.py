@@ -3,17 +3,15 @@
 make demo-seeds            # or: python -m benchmarks.demo_seeds --config examples/calculator.toml --seeds 0 1 2
 """
 
-import argparse
 import json
-import platform
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from benchmarks.command import run, tiny_model
-
-TARGET = 0.85
+from benchmarks.markdown import table as markdown
+from benchmarks.whole_runs import TARGET, keep, options, place, rows_of, seeded_run
 
 
 @dataclass(frozen=True)
@@ -35,31 +33,19 @@ class Outcome:
 
 def main() -> None:
     """Run, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--directory", type=Path, default=Path("runs/seeds"))
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    arguments = parser.parse_args()
-    outcomes = [run_seed(arguments.config, arguments.directory, seed, arguments.overrides) for seed in arguments.seeds]
-    print(f"{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}\n")
-    print(table(outcomes))
-    record = arguments.directory / f"{arguments.config.stem}.json"
-    record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
-
-
-def run_seed(config: Path, root: Path, seed: int, overrides: list[str]) -> Outcome:
-    """Make the seed's model, run, measure. A directory that holds a run of this seed is resumed."""
-    directory = root / f"{config.stem}-{seed}"
-    model = root / f"model-{seed}"
-    tiny_model(model, seed)
-    run(config, directory, f"run.seed={seed}", f"model.path={model}", *overrides)
-    return measure(directory, seed)
+    arguments = options(__doc__, "runs/seeds", [0, 1, 2]).parse_args()
+    outcomes = []
+    for seed in arguments.seeds:
+        directory = arguments.directory / f"{arguments.config.stem}-{seed}"
+        seeded_run(arguments.config, directory, seed, *arguments.overrides)
+        outcomes.append(measure(directory, seed))
+    print(f"{place(arguments.config)}\n\n{table(outcomes)}")
+    keep(arguments.directory / f"{arguments.config.stem}.json", outcomes)
 
 
 def measure(directory: Path, seed: int) -> Outcome:
     """Read what a finished run recorded."""
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(directory)
     evals = [row for row in rows if row["event"] == "eval"]
     batches = [row for row in rows if row["event"] == "batch"]
     ready = max(served_at(directory))  # All processes were ready then.
@@ -73,8 +59,8 @@ def measure(directory: Path, seed: int) -> Outcome:
         seconds_to_target=reached[0] if reached else None,
         seconds=rows[-1]["time"] - ready,
         batches=len(batches),
-        mean_lag=sum(row["lag/mean"] for row in batches) / len(batches),
-        clip_fraction=sum(row["clip_fraction/all"] for row in batches) / len(batches),
+        mean_lag=fmean(row["lag/mean"] for row in batches),
+        clip_fraction=fmean(row["clip_fraction/all"] for row in batches),
         tokens_per_s=sum(row["num_tokens"] for row in batches) / (batches[-1]["time"] - ready),
         dropped=sum(row["event"] == "dropped" for row in rows),
     )
@@ -94,19 +80,24 @@ def served_at(directory: Path) -> list[float]:
 
 def table(outcomes: list[Outcome]) -> str:
     """Markdown."""
-    head = (
-        "| seed | held-out reward: first | best | last | s to 0.85 | s in all | batches | lag | clipped | tokens/s | "
-        "dropped |"
-    )
-    lines = [head, "|" + "---|" * 11]
-    for each in outcomes:
-        target = "-" if each.seconds_to_target is None else f"{each.seconds_to_target:.0f}"
-        lines.append(
-            f"| {each.seed} | {each.first_reward:.2f} | {each.best_reward:.2f} | {each.last_reward:.2f} | {target} | "
-            f"{each.seconds:.0f} | {each.batches} | {each.mean_lag:.2f} | {each.clip_fraction:.2f} | "
-            f"{each.tokens_per_s:.0f} | {each.dropped} |"
+    measured = ["best", "last", "s to 0.85", "s in all", "batches", "lag", "clipped", "tokens/s", "dropped"]
+    rows = [
+        (
+            each.seed,
+            f"{each.first_reward:.2f}",
+            f"{each.best_reward:.2f}",
+            f"{each.last_reward:.2f}",
+            "-" if each.seconds_to_target is None else f"{each.seconds_to_target:.0f}",
+            f"{each.seconds:.0f}",
+            each.batches,
+            f"{each.mean_lag:.2f}",
+            f"{each.clip_fraction:.2f}",
+            f"{each.tokens_per_s:.0f}",
+            each.dropped,
         )
-    return "\n".join(lines)
+        for each in outcomes
+    ]
+    return markdown(["seed", "held-out reward: first", *measured], rows)
 
 
 if __name__ == "__main__":

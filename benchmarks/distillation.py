@@ -13,20 +13,15 @@ every seed. Refuted if a mean is not lower.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from benchmarks.command import run, tiny_model
-from gspo_services.runs.metrics import read_metrics
+from benchmarks.markdown import table as markdown
+from benchmarks.whole_runs import options, place, seeded_run
 
-CONFIG: Final = Path("examples/arithmetic.toml")
 NUM_BATCHES: Final = 30
 REWARD: Final = "reward alone"
 ARMS: Final = {
@@ -50,28 +45,27 @@ class Curve:
 
 def main() -> None:
     """Run, print, plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--directory", type=Path, default=Path("runs/distillation"), help="(default: %(default)s)")
+    parser = options(__doc__, "runs/distillation", [0, 1, 2])
     parser.add_argument(
         "--plot", type=Path, default=Path("runs/distillation/distillation.png"), help="(default: %(default)s)"
     )
     arguments = parser.parse_args()
-    curves = [curve(arm, seed, arguments.directory) for seed in arguments.seeds for arm in ARMS]
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.machine()}\n\n{table(curves)}")
+    curves = [
+        curve(arguments.config, arm, seed, arguments.directory, arguments.overrides)
+        for seed in arguments.seeds
+        for arm in ARMS
+    ]
+    print(f"{place(arguments.config)}\n\n{table(curves)}")
     plot(curves, arguments.plot)
 
 
-def curve(arm: str, seed: int, root: Path) -> Curve:
-    """Make what is missing: the pupil, its teacher, the run. A finished run is measured again, an unfinished one goes on."""
-    pupil, taught = root / f"model-{seed}", root / f"taught-{seed}"
-    tiny_model(pupil, seed)
+def curve(config: Path, arm: str, seed: int, root: Path, overrides: Sequence[str]) -> Curve:
+    """Make what is missing: the teacher, the run. A finished run is measured again, an unfinished one goes on."""
+    taught = root / f"taught-{seed}"
     if not (taught / "export" / "config.json").is_file():
-        train(seed, taught, pupil, "evaluation.every_batches=0")
-    directory = root / f"{list(ARMS).index(arm)}-{seed}"
-    teacher = f"distillation.teacher={(taught / 'export').absolute()}"
-    train(seed, directory, pupil, f"run.num_batches={NUM_BATCHES}", teacher, *ARMS[arm])
-    metrics = read_metrics(directory)
+        seeded_run(config, taught, seed, "evaluation.every_batches=0", *overrides)
+    settings = (f"run.num_batches={NUM_BATCHES}", f"distillation.teacher={(taught / 'export').absolute()}", *ARMS[arm])
+    metrics = seeded_run(config, root / f"{list(ARMS).index(arm)}-{seed}", seed, *settings, *overrides)
     return Curve(
         arm=arm,
         seed=seed,
@@ -80,34 +74,28 @@ def curve(arm: str, seed: int, root: Path) -> Curve:
     )
 
 
-def train(seed: int, directory: Path, model: Path, *settings: str) -> None:
-    """Run the demo with these settings. Raises: CalledProcessError."""
-    run(CONFIG, directory.absolute(), f"run.seed={seed}", f"model.path={model.absolute()}", *settings)
-
-
 def table(curves: Sequence[Curve]) -> str:
     """Return Markdown: a line per arm, and the verdict."""
     seeds = sorted({curve.seed for curve in curves})
     kl = {(curve.arm, curve.seed): fmean(curve.kl) for curve in curves}
     numbers = ", ".join(map(str, seeds))
-    lines = [
-        f"| arm | KL to the teacher, nats a token, seeds {numbers} | less reward alone | last 5 batches | last reward |",
-        "|" + "---|" * 5,
-    ]
-    worse = []
+    measured = f"KL to the teacher, nats a token, seeds {numbers}"
+    rows, worse = [], list[str]()
     for arm in ARMS:
         own = [curve for seed in seeds for curve in curves if (curve.arm, curve.seed) == (arm, seed)]
         differences = [kl[arm, seed] - kl[REWARD, seed] for seed in seeds]
         worse += [arm] if arm != REWARD and max(differences) >= 0 else []
         columns = (
+            arm,
             ", ".join(f"{kl[arm, seed]:.3f}" for seed in seeds),
             "-" if arm == REWARD else f"{fmean(differences):+.3f} ({min(differences):+.3f} to {max(differences):+.3f})",
             ", ".join(f"{fmean(curve.kl[-5:]):.3f}" for curve in own),
             ", ".join(f"{curve.rewards[-1][1]:.2f}" for curve in own),
         )
-        lines.append(f"| {arm} | {' | '.join(columns)} |")
+        rows.append(columns)
     said = f"not in every seed: {', '.join(worse)}" if worse else "in every seed, with and without reward"
-    return "\n".join([*lines, "", f"A teacher lowers the KL more than reward alone {said}."])
+    heads = ["arm", measured, "less reward alone", "last 5 batches", "last reward"]
+    return f"{markdown(heads, rows)}\n\nA teacher lowers the KL more than reward alone {said}."
 
 
 def plot(curves: Sequence[Curve], path: Path) -> None:

@@ -5,17 +5,15 @@ make bench-dynamic-sampling    # or: python -m benchmarks.dynamic_sampling --see
 A directory that holds a finished run is only measured. Batches and tokens do not depend on how busy the machine is.
 """
 
-import argparse
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.command import run, tiny_model
+from benchmarks.markdown import table as markdown
+from benchmarks.whole_runs import batches_to_target, keep, options, seeded_run
 from gspo_services.runs.audit import audit_run
-from gspo_services.runs.metrics import read_metrics
+from gspo_services.runs.metrics import RunMetrics
 
-TARGET: Final = 0.85
 LATE_FROM: Final = 0.5
 """Late batches are those from this share of the run on."""
 
@@ -41,49 +39,27 @@ class Outcome:
 
 def main() -> None:
     """Run, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = options(__doc__, "runs/dynamic_sampling", [0, 1, 2])
     parser.add_argument("--batches", type=int, default=24)
-    parser.add_argument("--directory", type=Path, default=Path("runs/dynamic_sampling"))
     parser.add_argument("--model", type=Path, help="start every seed from this model, and not from one of its own")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
     outcomes = []
     for seed in arguments.seeds:
         for dynamic in (False, True):
             directory = arguments.directory / f"{'dynamic' if dynamic else 'plain'}-{seed}"
-            if not finished(directory, arguments.batches):
-                train(arguments, seed, directory, dynamic=dynamic)
-            outcomes.append(measure(directory, seed, dynamic=dynamic))
+            settings = (f"run.num_batches={arguments.batches}", "evaluation.every_batches=2")
+            settings += (f"data.dynamic_sampling={str(dynamic).lower()}", *arguments.overrides)
+            metrics = seeded_run(arguments.config, directory, seed, *settings, model=arguments.model)
+            outcomes.append(measure(directory, metrics, seed, dynamic=dynamic))
             print(table(outcomes), flush=True)
-    (arguments.directory / "outcomes.json").write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
+    keep(arguments.directory / "outcomes.json", outcomes)
 
 
-def finished(directory: Path, num_batches: int) -> bool:
-    """Whether the run in ``directory`` has trained all its batches."""
-    return (directory / "metrics.jsonl").is_file() and len(read_metrics(directory).batches) >= num_batches
-
-
-def train(arguments: argparse.Namespace, seed: int, directory: Path, *, dynamic: bool) -> None:
-    """One run of the demo. A directory that holds a part of it is resumed."""
-    model = arguments.model
-    if model is None:
-        model = arguments.directory / f"model-{seed}"
-        tiny_model(model, seed)
-    settings = [
-        f"run.seed={seed}", f"run.num_batches={arguments.batches}", f"model.path={model}",
-        "evaluation.every_batches=2", f"data.dynamic_sampling={str(dynamic).lower()}", *arguments.overrides,
-    ]  # fmt: skip
-    run(arguments.config, directory, *settings)
-
-
-def measure(directory: Path, seed: int, *, dynamic: bool) -> Outcome:
-    """Read what a finished run recorded."""
-    metrics = read_metrics(directory)
+def measure(directory: Path, metrics: RunMetrics, seed: int, *, dynamic: bool) -> Outcome:
+    """Return the outcome of a finished run."""
     batches, evals = metrics.batches, metrics.evaluations
     filtered = [row for _, row in metrics.events if row["event"] == "filtered"]
-    reached = next((each.batch for each in evals if each.reward >= TARGET), None)
+    reached = batches_to_target(metrics)
     tokens = None
     if reached is not None:
         tokens = sum(row["num_action_tokens"] for row in batches if row["batch"] < reached)
@@ -108,17 +84,22 @@ def measure(directory: Path, seed: int, *, dynamic: bool) -> Outcome:
 
 def table(outcomes: list[Outcome]) -> str:
     """Markdown."""
-    head = (
-        "| seed | dynamic | batches to 0.85 | tokens to 0.85 | best | zero advantage | late | filtered out | audit |\n"
-        + "|---" * 9 + "|"
-    )  # fmt: skip
+    reached, shares = ["batches to 0.85", "tokens to 0.85", "best"], ["zero advantage", "late", "filtered out"]
     rows = [
-        f"| {each.seed} | {'yes' if each.dynamic else 'no'} | {each.batches_to_target or '-'} | "
-        f"{each.tokens_to_target or '-'} | {each.best_reward:.2f} | {each.zero_advantage_share:.1%} | "
-        f"{each.late_zero_advantage_share:.1%} | {each.filtered_share:.1%} | {each.audit} |"
+        (
+            each.seed,
+            "yes" if each.dynamic else "no",
+            each.batches_to_target or "-",
+            each.tokens_to_target or "-",
+            f"{each.best_reward:.2f}",
+            f"{each.zero_advantage_share:.1%}",
+            f"{each.late_zero_advantage_share:.1%}",
+            f"{each.filtered_share:.1%}",
+            each.audit,
+        )
         for each in outcomes
     ]
-    return "\n".join([head, *rows])
+    return markdown(["seed", "dynamic", *reached, *shares, "audit"], rows)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.markdown import table as markdown
 from benchmarks.watch import said_of, watched
 from tests.support.processes.run_process import RunProcess
 
@@ -97,12 +98,12 @@ def report(starts: Sequence[dict[str, float]], back: dict[str, float], others_co
 def table(rows: Sequence[dict[str, float]], heading: str, unit_s: float = 1.0) -> str:
     """Markdown: medians, and ranges where there are several. ``unit_s``: the time of which shares are shown; 1: seconds."""
     digits, unit = (1, "seconds") if unit_s == 1.0 else (2, "share of the time to the first trained batch")
-    lines = [f"| {heading} | {unit} |", "|---|---|"]
+    lines = []
     for name in rows[0]:
         values = sorted(row[name] / unit_s for row in rows)
         spread = f" ({values[0]:.{digits}f} to {values[-1]:.{digits}f})" if len(values) > 1 else ""
-        lines.append(f"| {name} | {median(values):.{digits}f}{spread} |")
-    return "\n".join(lines)
+        lines.append((name, f"{median(values):.{digits}f}{spread}"))
+    return markdown([heading, unit], lines)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, num_batches_of, write_ledger
+from benchmarks.trained_ledger import GROUP_SIZE, GROUPS_PER_BATCH, num_batches_of, write_ledger
 from gspo_services.shared.settings import load_settings, run_fingerprint
 from tests.support.broker.process import BrokerProcess
 from tests.support.processes.ports import free_port

@@ -16,6 +16,7 @@ import psutil
 from benchmarks.against_trl.curve import Point, Run
 from benchmarks.demo_seeds import served_at
 from benchmarks.watch import SAMPLE_S, Watch
+from benchmarks.whole_runs import rows_of
 from tests.support.processes.run_process import RunProcess
 
 
@@ -53,7 +54,7 @@ def run_ours(
 
 def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: int, command_at: float) -> Run:
     """Read what a finished run recorded; ``command_at`` is the wall time of its start."""
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(directory)
     batches = [row for row in rows if row["event"] == "batch"]
     begin = min(served_at(directory))  # Samples could be drawn from then on.
     samples = [0]

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.autoscaling import scenarios
 from benchmarks.autoscaling.measures import Outcome, Row
 from benchmarks.autoscaling.scenarios import Case
+from benchmarks.markdown import table as markdown
 
 COLUMNS = {
     "settle_min": ("settled after, min", "{:.0f}"),
@@ -55,15 +56,15 @@ def _measure(job: tuple[Case, int]) -> Outcome:
 def table(rows: Sequence[Row]) -> str:
     """Return Markdown: medians, and quartiles in brackets where they differ."""
     heads = ["", "fluid size", *(head for head, _ in COLUMNS.values())]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines = []
     for entry in rows:
         cells = [entry.name, f"{entry.fluid_size:.1f}"]
         for field, (_, form) in COLUMNS.items():
             scale = 100 if field == "waiting" else 1
             low, median, high = (_said(form, scale * value) for value in entry.quartiles(field))
             cells.append(median if low == high else f"{median} ({low}..{high})")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown(heads, lines) + "\n"
 
 
 def _said(form: str, value: float) -> str:

@@ -1,18 +1,15 @@
 """The demo with an engine in FP8, with and without importance weights for it: python -m benchmarks.fp8
 
 Each run is examples/arithmetic.toml with real SGLang; benchmarks/fp8/emulation.py says what FP8 is on a CPU. All seeds start
-from one model; the seed is that of tasks, sampling and learner. With --lag 0 generation and training alternate, so that the
-engine's precision is the only difference between engine and learner; with --lag 2 the demo runs as it is shipped.
+from one model; the seed is that of tasks, sampling and learner. Generation and training alternate, so that the engine's
+precision is the only difference between engine and learner.
 
 A finished run in its directory is measured again, an unfinished one goes on.
 """
 
-import argparse
 import json
 import os
-import platform
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -20,9 +17,10 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import gspo, run
 from benchmarks.fp8.emulation import MODULES
-from gspo_services.runs.metrics import read_metrics
+from benchmarks.markdown import table as markdown
+from benchmarks.whole_runs import keep, options, place, seeded_run, tiny_model
+from gspo_services.runs.metrics import RunMetrics
 from gspo_services.shared.token_dump import read_parts, recorded_batches
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +32,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "FP8, behaviour anchor (the default)": FP8,
     "FP8, proximal anchor, no weights": (*FP8, PROXIMAL[0], f"{PROXIMAL[1]}off"),
     "FP8, proximal anchor, a weight for each token": (*FP8, PROXIMAL[0], f"{PROXIMAL[1]}truncate_tokens"),
-    "FP8, proximal anchor, a weight for each sequence": (*FP8, PROXIMAL[0], f"{PROXIMAL[1]}truncate"),
-    "FP8, behaviour anchor, the paper's clip range": (*FP8, "objective.clip_calibration=off", "objective.noise_z=0"),
-    "float32, proximal anchor, no weights": (PROXIMAL[0], f"{PROXIMAL[1]}off"),
 }
 LAST = 2
 """Evaluations of the end of a run."""
@@ -62,45 +57,38 @@ class Outcome:
 
 def main() -> None:
     """Run, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--arms", type=int, nargs="+", default=[0, 1, 2, 3], help=f"of {len(ARMS)}, from 0")
+    parser = options(__doc__, "runs/fp8", [0, 1])
     parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--lag", type=int, default=0)
-    parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "fp8")
     arguments = parser.parse_args()
-    names = [list(ARMS)[number] for number in arguments.arms]
     outcomes = []
     for seed in arguments.seeds:
-        for name in names:
-            directory = arguments.directory / f"lag-{arguments.lag}-seed-{seed}-arm-{list(ARMS).index(name)}"
-            train(directory, name, seed, arguments.batches, arguments.lag)
-            outcomes.append(measured(directory, name, seed, arguments.batches))
+        for number, name in enumerate(ARMS):
+            directory = arguments.directory / f"seed-{seed}-arm-{number}"
+            settings = (f"run.num_batches={arguments.batches}", *ARMS[name], *arguments.overrides)
+            metrics = trained(arguments.config, directory, seed, settings, fp8=name.startswith("FP8"))
+            outcomes.append(measured(directory, metrics, name, seed, arguments.batches))
             print(outcomes[-1], flush=True)
-    print(f"lag {arguments.lag}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}\n")
-    print(table(outcomes))
-    record = arguments.directory / f"lag-{arguments.lag}.json"
-    record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+    print(f"{place(arguments.config)}\n\n{table(outcomes)}")
+    keep(arguments.directory / "outcomes.json", outcomes)
 
 
-def train(directory: Path, arm: str, seed: int, batches: int, lag: int) -> None:
-    """Run the demo in ``directory``, from one start model for all. Raises: CalledProcessError; ValueError for an engine that
-    computed something else than the arm says."""
+def trained(config: Path, directory: Path, seed: int, settings: tuple[str, ...], *, fp8: bool) -> RunMetrics:
+    """Make a run from one start model for all. Raises: CalledProcessError; ValueError for an engine that computed something
+    else than the arm says."""
     model = ROOT / "models" / "tiny"
+    tiny_model(model, 0)
     # The engine's processes find this package by it, wherever they start.
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    gspo("model", "tiny", str(model), "--if-missing", environment=environment)
-    own = (f"run.seed={seed}", f"run.num_batches={batches}", f"model.path={model}")
-    settings = (*own, f"batch.max_lag={lag}", "rollout.num_servers=1", "learner.dump_tokens=true", *ARMS[arm])
-    run(ROOT / "examples" / "arithmetic.toml", directory, *settings, environment=environment)
+    own = ("batch.max_lag=0", "rollout.num_servers=1", "learner.dump_tokens=true")
+    metrics = seeded_run(config, directory, seed, *own, *settings, model=model, environment=environment)
     hooked = all("Registered forward hook 'fp8'" in log.read_text() for log in directory.glob("logs/*-sglang.log"))
-    if hooked != arm.startswith("FP8"):
-        raise ValueError(f"{directory}: the engines' logs say {hooked} of FP8, the arm is {arm}; remove the directory")
+    if hooked != fp8:
+        raise ValueError(f"{directory}: the engines' logs say {hooked} of FP8, the arm says {fp8}; remove the directory")
+    return metrics
 
 
-def measured(directory: Path, arm: str, seed: int, limit: int) -> Outcome:
-    """Read what a run recorded of its first ``limit`` batches."""
-    metrics = read_metrics(directory)
+def measured(directory: Path, metrics: RunMetrics, arm: str, seed: int, limit: int) -> Outcome:
+    """Return what a run recorded of its first ``limit`` batches."""
     batches = metrics.batches[:limit]
     rewards = [each.reward for each in metrics.evaluations if each.batch <= limit]
     return Outcome(
@@ -136,7 +124,7 @@ def _column(stats_SC: NDArray[np.float64], names: tuple[str, ...], name: str) ->
 def table(outcomes: list[Outcome]) -> str:
     """Return Markdown with one line for each arm; values by seed stand side by side."""
     names = "engine, objective | token: rms | KL | sequence: mean | deviation | half clip range | clipped | reward | at end"
-    lines = [f"| {names} |", "|" + "---|" * 9]
+    rows = []
     for arm in ARMS:
         runs = [each for each in outcomes if each.arm == arm]
         if not runs:
@@ -145,8 +133,8 @@ def table(outcomes: list[Outcome]) -> str:
         cells = [" / ".join(f"{value:.2g}" for value in column) for column in columns[:5]]
         cells += [" / ".join(f"{value:.0%}" for value in columns[5])]
         cells += [" / ".join(f"{value:.3f}" for value in column) for column in columns[6:]]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([arm, *cells])
+    return markdown(names.split(" | "), rows)
 
 
 if __name__ == "__main__":

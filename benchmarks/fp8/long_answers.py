@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from benchmarks.markdown import table as markdown
 from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import HALVES, Learner
 from benchmarks.study.questions.default import REGIME
@@ -92,7 +93,7 @@ def table(runs: dict[int, dict[str, dict[str, float]]]) -> str:
     """Return Markdown with one line for each arm: means over seeds, and differences between runs of one seed."""
     names = [*COLUMNS, "reward", "at_end"]
     others = {name: f"less *{name}*" for name in (DEFAULT, BARE)}
-    lines = [f"{len(runs)} seeds\n", "| arm | " + " | ".join([*names, *others.values()]) + " |", "|---" * 12 + "|"]
+    rows = []
     for arm in ARMS:
         found = [by_arm[arm] for by_arm in runs.values()]
         cells = [f"{fmean(run[name] for run in found):.2g}" if name in found[0] else "" for name in names[:-2]]
@@ -100,8 +101,8 @@ def table(runs: dict[int, dict[str, dict[str, float]]]) -> str:
         for other in others:
             pairs = [by_arm[arm]["reward"] - by_arm[other]["reward"] for by_arm in runs.values()]
             cells.append("-" if arm == other or len(pairs) < 2 else interval(pairs).text(3))
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([arm, *cells])
+    return f"{len(runs)} seeds\n\n{markdown(['arm', *names, *others.values()], rows)}"
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from benchmarks.fleet.load import run_settings
 from benchmarks.fleet.measure import FakeFleet
 from benchmarks.growth.costs import COMMANDS, command_costs, view_costs
 from benchmarks.growth.slopes import Slope, growth
+from benchmarks.markdown import table as markdown
 from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.logs import configure_logging
@@ -116,11 +117,8 @@ async def measured(directory: Path, marks: list[int]) -> list[dict[str, float]]:
 
 def table(found: list[dict[str, float]], slopes: dict[str, Slope | None]) -> str:
     """A row for each figure."""
-    lines = ["| figure | " + " | ".join(f"{row['batches']:,.0f}" for row in found) + " | power |"]
-    lines.append("|" + "---|" * (len(found) + 2))
-    for name, power in slopes.items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[name]:.3g}" for row in found) + f" | {power or 'stays'} |")
-    return "\n".join(lines)
+    rows = [[name, *(f"{row[name]:.3g}" for row in found), power or "stays"] for name, power in slopes.items()]
+    return markdown(["figure", *(f"{row['batches']:,.0f}" for row in found), "power"], rows)
 
 
 def _say(text: str) -> None:

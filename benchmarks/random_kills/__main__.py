@@ -12,7 +12,6 @@ anew. With --database the brokers commit to a PostgreSQL of their own first, and
 import argparse
 import contextlib
 import json
-import platform
 import random
 import shutil
 import signal
@@ -22,18 +21,17 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
+from benchmarks.whole_runs import GSPO, TARGET, place, rows_of, run_words, tiny_model
 from gspo_services.runs.audit import audit_run
 from tests.support.postgres.fixtures import SynchronousDatabase, synchronous_database
 from tests.support.postgres.server import programs
 
-TARGET: Final = 0.85
 SAMPLE_S: Final = 2.0
 GRACE_S: Final = 120.0
 TARGETS: Final = ("broker", "learner", "rollout", "sglang", "scheduler")
@@ -77,7 +75,7 @@ def main() -> None:
             kills = disturb(process, watch, arguments, database)
         finally:
             end(process)
-    rows = recorded(arguments.directory)
+    rows = rows_of(arguments.directory / "run")
     left = sorted(weights.iterdir())
     shutil.rmtree(weights)
     failed = report(arguments, kills, watch, rows, process.returncode, left)
@@ -88,11 +86,9 @@ def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[byt
     """Start the run as a user does; it may restart a process as often as there are kills."""
     directory: Path = arguments.directory
     directory.mkdir(parents=True)
-    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     model = directory.parent / f"model-{arguments.seed}"
-    subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(arguments.seed), "--if-missing"], check=True)
+    tiny_model(model, arguments.seed)
     settings = [
-        f"run.directory={directory / 'run'}",
         f"run.seed={arguments.seed}",
         f"run.num_batches={arguments.batches}",
         f"run.max_restarts={arguments.kills}",
@@ -100,9 +96,9 @@ def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[byt
         f"rollout.weights_directory={weights}",
         *arguments.overrides,
     ]
-    flags = [word for setting in settings for word in ("--set", setting)]
+    words = run_words(arguments.config, directory / "run", *settings)
     with (directory / "run.log").open("wb") as output:
-        return subprocess.Popen([*gspo, "run", str(arguments.config), "--plain", *flags], stdout=output, stderr=output)
+        return subprocess.Popen([*GSPO, *words], stdout=output, stderr=output)
 
 
 def disturb(
@@ -121,7 +117,7 @@ def disturb(
     while process.poll() is None:
         now = time.monotonic() - begin
         watch.sample(now)
-        trained = sum(row["event"] == "batch" for row in recorded(arguments.directory))
+        trained = sum(row["event"] == "batch" for row in rows_of(arguments.directory / "run"))
         while plan and trained >= plan[0]:
             plan.pop(0)
             due.append(now + rng.uniform(0, arguments.delay))
@@ -164,14 +160,6 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(GRACE_S)
 
 
-def recorded(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, except an incomplete last line."""
-    path = directory / "run" / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-
-
 def report(
     arguments: argparse.Namespace,
     kills: list[Kill],
@@ -199,7 +187,7 @@ def report(
     ]
     signals = Counter(f"{kill.role} {kill.signal}" for kill in kills)
     minutes = max(life.times[-1] for life in watch.lives.values()) / 60
-    print(f"\n{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}")
+    print(f"\n{place(arguments.config)}")
     print(f"{len(kills)} kills; {minutes:.0f} minutes: " + ", ".join(f"{n} {what}" for what, n in sorted(signals.items())))
     print(f"batches {audit.num_batches}, trained again {audit.num_trained_again}, trajectories resumed {audit.num_resumed}")
     print(f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}")

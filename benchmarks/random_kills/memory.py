@@ -10,6 +10,8 @@ from typing import Final
 import matplotlib
 import psutil
 
+from benchmarks.markdown import table
+
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
@@ -96,8 +98,7 @@ def role_of(command: str) -> str:
 
 def growth_table(lives: Iterable[Life]) -> str:
     """Return Markdown: growth per minute of each role's processes that lived long enough."""
-    lines = ["| process | lives | of them measured | minutes measured | MiB, median | MiB a minute: median | largest |"]
-    lines.append("|" + "---|" * 7)
+    rows: list[tuple[object, ...]] = []
     every = list(lives)
     for name in ROLES:
         ours = [life for life in every if life.role == name]
@@ -107,9 +108,10 @@ def growth_table(lives: Iterable[Life]) -> str:
         rates = [rate / 2**20 for _, rate in grown if rate is not None]
         minutes = sum(life.times[-1] - life.times[0] for life, _ in grown) / 120
         size = statistics.median(life.bytes[-1] for life in ours) / 2**20
-        rate = f"{statistics.median(rates):+.3f} | {max(rates):+.3f}" if rates else "- | -"
-        lines.append(f"| {name} | {len(ours)} | {len(grown)} | {minutes:.0f} | {size:.0f} | {rate} |")
-    return "\n".join(lines)
+        rate = (f"{statistics.median(rates):+.3f}", f"{max(rates):+.3f}") if rates else ("-", "-")
+        rows.append((name, len(ours), len(grown), f"{minutes:.0f}", f"{size:.0f}", *rate))
+    growing = ["minutes measured", "MiB, median", "MiB a minute: median", "largest"]
+    return table(["process", "lives", "of them measured", *growing], rows)
 
 
 def plot(lives: Iterable[Life], kills: Iterable[float], path: Path) -> None:

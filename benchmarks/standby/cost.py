@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.broker_intake.__main__ import intake
+from benchmarks.markdown import table as markdown
 from tests.support.postgres.trio import trio
 
 KINDS: Final = ("ledger alone", "with the database")
@@ -72,7 +73,7 @@ def _spread(values: list[float], digits: int) -> str:
 
 def table(found: list[dict[str, Cost]]) -> str:
     """What is printed."""
-    lines = ["| | chunks/s | ms under load | ms alone | chunks a commit |", "|---|---|---|---|---|"]
+    lines = []
     for kind in KINDS:
         of_kind = [costs[kind] for costs in found]
         cells = [
@@ -81,15 +82,14 @@ def table(found: list[dict[str, Cost]]) -> str:
             _spread([1000 * each.alone_s for each in of_kind], 1),
             _spread([each.chunks_per_commit for each in of_kind], 0),
         ]
-        lines.append("| " + " | ".join([kind, *cells]) + " |")
+        lines.append([kind, *cells])
     pairs = [(costs[KINDS[1]], costs[KINDS[0]]) for costs in found]
     ratios = [
         _spread([late.per_s / first.per_s for late, first in pairs], 2),
         _spread([late.under_load_s / first.under_load_s for late, first in pairs], 2),
         _spread([late.alone_s / first.alone_s for late, first in pairs], 2),
     ]
-    lines.append("| " + " | ".join(["ratio", *ratios, ""]) + " |")
-    return "\n".join(lines)
+    return markdown(["", "chunks/s", "ms under load", "ms alone", "chunks a commit"], [*lines, ["ratio", *ratios, ""]])
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from typing import Final
 
 import zmq.asyncio
 
-from benchmarks.standby.load import WatchedRollout, missing, regenerated
-from tests.support.broker.peers import ScriptedLearner
+from benchmarks.standby.load import missing, regenerated
+from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, eventually
 from tests.support.postgres.trio import Trio, trio
 
@@ -66,7 +66,7 @@ async def measure(directory: Path, num_kills: int, kill_database: bool = True) -
     context = zmq.asyncio.Context()
     brokers = _brokers(directory, nodes.conninfo)
     rollouts = [
-        WatchedRollout(context, brokers[0].work_endpoint, f"r{index}", "s", action_tokens=160, chunk_delay_s=0.03)
+        ScriptedRollout(context, brokers[0].work_endpoint, f"r{index}", "s", action_tokens=160, chunk_delay_s=0.03)
         for index in range(ROLLOUTS)
     ]
     learner = ScriptedLearner(context, brokers[0].batch_endpoint, "s", train_s=0.2)
@@ -113,7 +113,7 @@ def _brokers(directory: Path, conninfo: str) -> list[BrokerProcess]:
     return made
 
 
-async def _kill(brokers: list[BrokerProcess], nodes: Trio, rollouts: list[WatchedRollout], kill_database: bool) -> Kill:
+async def _kill(brokers: list[BrokerProcess], nodes: Trio, rollouts: list[ScriptedRollout], kill_database: bool) -> Kill:
     """Kill both, wait until work goes on, and put everything back in its place. The leader comes first in ``brokers``."""
     await _some_work(rollouts, CHUNKS_BETWEEN)
     leader, standby = brokers
@@ -131,10 +131,10 @@ async def _kill(brokers: list[BrokerProcess], nodes: Trio, rollouts: list[Watche
         await asyncio.gather(asyncio.to_thread(dead.kill), leader.kill())
     else:
         await leader.kill()
-    known = sum(rollout.num_known for rollout in rollouts)
+    known = sum(rollout.peer.num_acknowledged for rollout in rollouts)
 
     async def goes_on() -> float:
-        await eventually(lambda: sum(rollout.num_known for rollout in rollouts) > known, PATIENCE_S)
+        await eventually(lambda: sum(rollout.peer.num_acknowledged for rollout in rollouts) > known, PATIENCE_S)
         return clock() - began
 
     async def serves() -> float:
@@ -151,9 +151,9 @@ async def _kill(brokers: list[BrokerProcess], nodes: Trio, rollouts: list[Watche
     return Kill(serves_s=served_s, goes_on_s=went_on_s, promoted_s=promoted[0])
 
 
-async def _some_work(rollouts: list[WatchedRollout], num_chunks: int) -> None:
-    enough = sum(rollout.num_known for rollout in rollouts) + num_chunks
-    await eventually(lambda: sum(rollout.num_known for rollout in rollouts) >= enough, PATIENCE_S)
+async def _some_work(rollouts: list[ScriptedRollout], num_chunks: int) -> None:
+    enough = sum(rollout.peer.num_acknowledged for rollout in rollouts) + num_chunks
+    await eventually(lambda: sum(rollout.peer.num_acknowledged for rollout in rollouts) >= enough, PATIENCE_S)
 
 
 def _spread(values: list[float]) -> str:

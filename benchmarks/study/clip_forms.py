@@ -21,7 +21,6 @@ from gspo.calibration import Calibration
 from gspo.inputs.units import segment_sum
 from gspo.mismatch import MAX_LOG_WEIGHT, MismatchWeights, mismatch_weights
 from gspo.model.packing import PackedBatch
-from gspo.settings import Objective
 from gspo.staleness import ClipRange, calibrated_clip_range, clip_range
 
 
@@ -93,7 +92,6 @@ def study_weights(
         packed.num_sequences,
         mode="truncate" if config.mismatch_mode == "truncate_by_lag" else config.mismatch_mode,
         cap=math.exp(MAX_LOG_WEIGHT) if by_lag else config.mismatch_cap,
-        floor=Objective.icepop().tis_token_floor,
     )
     if by_lag:
         caps_S = ordinary_log_weight(calibration, lag_S, tokens_of(packed), z=config.mismatch_z).exp()

@@ -11,13 +11,13 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from gspo.settings import Anchor, Objective, RatioUnit, Surrogate, TisMode, require_number
+from gspo.settings import Anchor, RatioUnit, TisMode, require_number
 
 TaskName = Literal["arithmetic", "countdown", "long-countdown"]
 ModelName = Literal["tiny", "deep"]
 Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "fp8", "weights", "logprobs"]
-Aggregation = Literal["sequence", "length", "sum"]
+Aggregation = Literal["sequence", "length"]
 Lag = Literal["fixed", "uniform"]
 Credit = Literal["answer", "number"]
 Order = Literal["drawn", "dealt", "oldest_first"]
@@ -65,12 +65,7 @@ class RunConfig:
     replay_from: ReplayFrom = "learner"
     """engine: the experts of the pass that the token was sampled from, in the sampler's precision and with its weights
     (R3); tokens that were not sampled choose theirs."""
-    surrogate: Surrogate = "clip"
-    """What stands in the place of the clip, with the numbers of its authors; gmpo clips at eps_low and eps_high."""
-    rate_by_ess: bool = False
-    """Each step's learning rate is scaled by its effective sample size (VCPO)."""
     aggregation: Aggregation = "sequence"
-    """sum: each sequence's sum over its tokens, for LUSPO."""
     credit: Credit = "answer"
     """answer: every token has its answer's advantage; number: its number's, in a chain (benchmarks.study.tasks.credit)."""
 
@@ -131,18 +126,6 @@ class RunConfig:
             raise ValueError(
                 f"clip_form is {self.clip_form!r} with anchor {self.anchor!r}, clip {self.clip!r}; give behaviour, range"
             )
-
-        self.terms  # noqa: B018
-
-    @property
-    def terms(self) -> Objective | None:
-        """The objective that says what each token adds; None for the clip. Raises: ValueError for what it ignores."""
-        if self.surrogate == "clip":
-            return None
-        if self.surrogate != "gmpo" and self.clip != "none":
-            raise ValueError(f"surrogate is {self.surrogate!r} with clip {self.clip!r}; give none: it has no clip range")
-        eps = {"eps_low": self.eps_low, "eps_high": self.eps_high} if self.surrogate == "gmpo" else {}
-        return Objective(surrogate=self.surrogate, ratio_unit=self.ratio_unit, anchor=self.anchor, **eps)
 
     @property
     def num_groups(self) -> int:

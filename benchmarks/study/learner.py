@@ -33,14 +33,10 @@ from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share, find_routers
 from gspo.moe.routing_replay import RoutingReplay
-from gspo.options.aggregation import PER_SEQUENCE, Reduction
-from gspo.options.ess_rate import ess_rate_scale
-from gspo.options.surrogates import surrogate_of
 from gspo.staleness import sequence_lag
 from gspo_services.learner.plan import deal_in_turn
 
 HALVES = 2
-SUM = Reduction(aggregation="constant", length=1)
 LOGPROB_CHUNK_TOKENS = 4_096
 MAX_GRAD_NORM = 1.0
 ADAM_BETAS = (0.9, 0.99)
@@ -154,8 +150,6 @@ class Learner:
             norms.append(float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM)))
             if not math.isfinite(norms[-1]):
                 raise DivergedError(f"gradient norm is {norms[-1]} in batch {version}, mini-batch {index}")
-            if self._config.rate_by_ess:
-                self._scale_rate(stats[-HALVES:])
             self._optimizer.step()
             self._pull_routers()
             if index == 0 and self._config.anchor == "behaviour":
@@ -249,7 +243,6 @@ class Learner:
         picks = self._picks_of_engine(packed)
         result = self.logprobs(packed, micro.start_picks if config.routing_replay and picks is None else picks)
         anchor_T, weights = packed.behaviour_T, None
-        terms = config.terms
         if config.anchor == "proximal":
             assert micro.start_logprobs_T is not None
             anchor_T = micro.start_logprobs_T
@@ -273,8 +266,6 @@ class Learner:
             ratio_unit=config.ratio_unit,
             mismatch_weights_S=None if weights is None else weights.weights_S,
             mismatch_weights_T=None if weights is None else weights.weights_T,
-            surrogate=None if terms is None else surrogate_of(terms),
-            reduction=SUM if config.aggregation == "sum" else PER_SEQUENCE,
         )
         output.loss.backward()  # type: ignore[no-untyped-call]
         logprobs_T = result.logprobs_T.detach()
@@ -308,12 +299,6 @@ class Learner:
         if config.clip == "adaptive":
             self._adaptive.update(min(1.0, record["clip"]))
         return record
-
-    def _scale_rate(self, stats: Sequence[SequenceStats]) -> None:
-        """Set the learning rate of a step by the effective sample size of its sequences."""
-        scale = ess_rate_scale(torch.cat([part.mismatch_S * part.num_tokens_S for part in stats]))
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.learning_rate * scale
 
     @torch.no_grad()
     def _pull_routers(self) -> None:

@@ -47,10 +47,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from benchmarks.command import run
+from benchmarks.markdown import table as markdown
 from benchmarks.study.reporting.summary import Interval, interval
 from benchmarks.study.run_record import RESULTS
-from gspo_services.runs.metrics import RunMetrics, read_metrics
+from benchmarks.whole_runs import run
+from gspo_services.runs.metrics import RunMetrics
 
 RESULTS_FILE: Final = RESULTS / "real_model.jsonl"
 GPU_FILE: Final = RESULTS / "real_model_gpu.jsonl"
@@ -145,8 +146,7 @@ def made(arm: str, seed: int, root: Path, settings: tuple[str, ...]) -> Outcome:
         f"evaluation.every_batches={EVERY_BATCHES}",
     )
     print(f"{arm}, seed {seed}, in {directory}", flush=True)
-    run(Path("examples/smollm2.toml"), directory, *own, *settings)
-    return outcome(arm, seed, read_metrics(directory))
+    return outcome(arm, seed, run(Path("examples/smollm2.toml"), directory, *own, *settings))
 
 
 def outcome(arm: str, seed: int, metrics: RunMetrics) -> Outcome:
@@ -215,20 +215,17 @@ def beside_float32(outcomes: list[Outcome], float32: list[Outcome]) -> list[Outc
 
 def masters_table(outcomes: list[Outcome], float32: list[Outcome]) -> str:
     """Return Markdown of question l; differences are to *middle*."""
-    lines = _lines(beside_float32(outcomes, float32), [*MASTERS, "float32"], MIDDLE)
-    return "\n".join([*lines, "", masters_verdict(outcomes)])
+    told = _told(beside_float32(outcomes, float32), [*MASTERS, "float32"], MIDDLE)
+    return f"{told}\n\n{masters_verdict(outcomes)}"
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Return Markdown: a line per arm, and the verdicts."""
-    return "\n".join([*_lines(outcomes, list(ARMS), DEFAULT), "", *verdicts(outcomes)])
+    return "\n".join([_told(outcomes, list(ARMS), DEFAULT), "", *verdicts(outcomes)])
 
 
-def _lines(outcomes: list[Outcome], arms: list[str], baseline: str) -> list[str]:
-    lines = [
-        f"| arm | held-out reward, seeds 0, 1, 2 | less *{baseline}* | at the end | clipped | width | mean lag |",
-        "|" + "---|" * 7,
-    ]
+def _told(outcomes: list[Outcome], arms: list[str], baseline: str) -> str:
+    rows = []
     for arm in arms:
         own = sorted((each for each in outcomes if each.arm == arm), key=lambda each: each.seed)
         if not own:
@@ -238,8 +235,9 @@ def _lines(outcomes: list[Outcome], arms: list[str], baseline: str) -> list[str]
         apart = "-" if arm == baseline or isnan(mean.mean) else mean.text(3)
         ends = ", ".join(f"{each.rewards[-1]:.2f}" for each in own)
         clipped, width, lag = (fmean(getattr(each, name) for each in own) for name in ("clipped", "width", "mean_lag"))
-        lines.append(f"| {arm} | {by_seed} | {apart} | {ends} | {clipped:.0%} | {width:.4f} | {lag:.2f} |")
-    return lines
+        rows.append((arm, by_seed, apart, ends, f"{clipped:.0%}", f"{width:.4f}", f"{lag:.2f}"))
+    heads = ["arm", "held-out reward, seeds 0, 1, 2", f"less *{baseline}*", "at the end", "clipped", "width", "mean lag"]
+    return markdown(heads, rows)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from benchmarks.markdown import table as markdown
 from benchmarks.weight_updates.copy import LAYERS, VERSIONS, copy
 from benchmarks.weight_updates.fleet import fleet
 from benchmarks.weight_updates.pause import pause
@@ -41,10 +42,7 @@ PARTS: Final[dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]]] = 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
-    heads = list(rows[0])
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(str(row[head]) for head in heads) + " |" for row in rows]
-    return "\n".join(lines)
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def main() -> None:

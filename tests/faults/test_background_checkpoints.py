@@ -9,9 +9,9 @@ import pytest
 
 from gspo_services.learner.checkpoints.format import CheckpointError, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
-from tests.support.engines.rows_engine import FILE_BYTES, NUM_FILES, STANDS, RowsEngine, state
 from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.saving import save_checkpoint
+from tests.support.learner.standing_writer import FILE_BYTES, NUM_FILES, STANDS, rows_engine, state
 from tests.support.processes.run_process import REPOSITORY
 from tests.support.processes.small_disk import small_disk
 
@@ -23,7 +23,7 @@ MIB = 2**20
 @pytest.mark.parametrize("num_files", [0, NUM_FILES - 2])
 def test_a_learner_killed_while_its_thread_writes_leaves_only_the_last_checkpoint(num_files: int, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    command = [sys.executable, "-m", "tests.support.engines.rows_engine", str(root), str(num_files)]
+    command = [sys.executable, "-m", "tests.support.learner.standing_writer", str(root), str(num_files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as learner:
         assert learner.stdout is not None
         # DeepSpeed logs to stdout, too.
@@ -32,10 +32,10 @@ def test_a_learner_killed_while_its_thread_writes_leaves_only_the_last_checkpoin
         assert learner.wait(PATIENCE_S) == -signal.SIGKILL
     (partial,) = root.glob(".partial-*")
     assert len(list(partial.rglob("rows-*"))) == num_files + 1
-    saved, again = find_latest(root), RowsEngine(seed=1)
+    saved, again = find_latest(root), rows_engine(seed=1)
     assert saved is not None
     assert load_checkpoint(again, saved) == state(1)
-    assert again.weights_digest() == RowsEngine().weights_digest()
+    assert again.weights_digest() == rows_engine().weights_digest()
     # The next learner saves another version, and the partial checkpoint is gone.
     saver = CheckpointSaver(again, root, keep=2, background=Threads())
     saver.begin(state(3))
@@ -48,7 +48,7 @@ def test_a_learner_killed_while_its_thread_writes_leaves_only_the_last_checkpoin
 def test_a_thread_that_finds_no_room_gives_an_error_that_says_so_and_leaves_the_room_to_the_next(
     room: int, tmp_path: Path
 ) -> None:
-    engine = RowsEngine()
+    engine = rows_engine()
     with small_disk(tmp_path / "checkpoints", 4 * MIB) as disk:
         saved = save_checkpoint(engine, disk.path, state(1), keep=2)
         digest = engine.weights_digest()
@@ -61,7 +61,7 @@ def test_a_thread_that_finds_no_room_gives_an_error_that_says_so_and_leaves_the_
         assert saver.pending is None
         assert find_latest(disk.path) == saved
         assert [path.name for path in disk.path.iterdir() if path.name.startswith(".")] == []
-        fresh = RowsEngine(seed=1)
+        fresh = rows_engine(seed=1)
         assert load_checkpoint(fresh, saved) == state(1)
         assert fresh.weights_digest() == digest
         disk.empty()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from benchmarks.standby.load import WatchedRollout, missing
-from tests.support.broker.peers import ScriptedLearner
+from benchmarks.standby.load import missing
+from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, eventually
 from tests.support.postgres.server import PostgresServer, programs
 from tests.support.postgres.trio import trio
@@ -33,13 +33,13 @@ def receivers(replicas: list[PostgresServer], number: signal.Signals) -> None:
 class Watched:
     """A broker at work."""
 
-    def __init__(self, broker: BrokerProcess, rollouts: list[WatchedRollout]) -> None:
+    def __init__(self, broker: BrokerProcess, rollouts: list[ScriptedRollout]) -> None:
         self.broker = broker
         self.rollouts = rollouts
 
     @property
     def num_acknowledged(self) -> int:
-        return sum(rollout.num_known for rollout in self.rollouts)
+        return sum(rollout.peer.num_acknowledged for rollout in self.rollouts)
 
     async def goes_on(self) -> None:
         """Wait until it acknowledges more."""
@@ -72,7 +72,7 @@ async def _played(tmp_path: Path, context: zmq.asyncio.Context) -> None:
         broker = BrokerProcess(tmp_path, {"broker": {"database": database.conninfo}, "run": {"num_batches": 100_000}})
         ends = (broker.work_endpoint, broker.batch_endpoint)
         rollouts = [
-            WatchedRollout(context, ends[0], f"r{index}", "s", action_tokens=160, chunk_delay_s=0.03) for index in range(2)
+            ScriptedRollout(context, ends[0], f"r{index}", "s", action_tokens=160, chunk_delay_s=0.03) for index in range(2)
         ]
         learner = ScriptedLearner(context, ends[1], "s", train_s=0.2)
         watched = Watched(broker, rollouts)

@@ -126,7 +126,7 @@ async def site() -> tuple[int, int]:
         async with asyncio.TaskGroup() as tasks:
             for rollout in rollouts:
                 tasks.create_task(rollout.run())
-        return sum(each.num_chunks for each in rollouts), sum(each.handshakes for each in rollouts)
+        return sum(len(each.chunks) for each in rollouts), sum(each.handshakes for each in rollouts)
     finally:
         context.destroy(linger=0)
 

@@ -1,6 +1,8 @@
 """Episodes for tests of environments: a counting one, a broker that records every message, scripted rewards."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -32,6 +34,8 @@ class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     start_fails: bool = False
     any_task: bool = False
     """Take tasks of a real broker, which have no question."""
+    deadly_seed: int = -1
+    """The step kills the process in the episode of this seed."""
     reward: Any = None
     """None: a tenth for each character of the action."""
     state: Any = None
@@ -59,6 +63,8 @@ class CountingEnvironment(Environment):
 
     def step(self, state: dict[str, Any], action: str) -> Step:
         turn = state["turn"]
+        if state["seed"] == self._options.deadly_seed:
+            os.kill(os.getpid(), signal.SIGKILL)
         if turn == self._options.fails_at_turn:
             raise ZeroDivisionError("an environment's bug")
         # In place, as a careless environment does.
@@ -115,6 +121,9 @@ class RecordingBroker:
         assert self._credit is not None
         for _ in range(number):
             self._credit.release()
+
+    async def acknowledged(self, trajectory_id: int) -> None:
+        """Everything is durable when it is sent."""
 
     @property
     def finish(self) -> Finish:

@@ -1,7 +1,7 @@
 """Sandboxes that do what a test says, for faults of servers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
@@ -15,8 +15,8 @@ BOUNDS = SandboxBounds(max_wall_s=20, max_memory_bytes=1 << 30, idle_s=30)
 
 
 class ScriptedSandbox:
-    """Remembers what is done in it. Commands: "echo" says its files and input; "hang" waits; "flood" says
-    48 MiB; "fail" fails like a sandbox."""
+    """Remembers what is done in it. Commands, unless ``runs`` says what they do: "echo" says its files and input; "hang"
+    waits; "flood" says 48 MiB; "fail" fails like a sandbox."""
 
     def __init__(self, sandboxes: "ScriptedSandboxes") -> None:
         self._sandboxes = sandboxes
@@ -33,6 +33,9 @@ class ScriptedSandbox:
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
         self._sandboxes.num_runs += 1
         self._sandboxes.running.set()
+        self._sandboxes.limits.append(limits)
+        if self._sandboxes.runs is not None:
+            return self._sandboxes.runs(self)
         if command[0] == "hang":
             try:
                 await self._sandboxes.goes_on.wait()
@@ -49,9 +52,18 @@ class ScriptedSandbox:
 class ScriptedSandboxes:
     """See ``Sandbox``."""
 
-    def __init__(self, max_sandboxes: int = 2, *, prepares: bool = True) -> None:
-        """``prepares``: whether preparations end well."""
+    def __init__(
+        self,
+        max_sandboxes: int = 2,
+        *,
+        prepares: bool = True,
+        runs: Callable[[ScriptedSandbox], RunOutcome] | None = None,
+    ) -> None:
+        """``prepares``: whether preparations end well. ``runs``: what comes of any command."""
         self.prepares = prepares
+        self.runs = runs
+        self.limits: list[SandboxLimits] = []
+        """Of each run."""
         self._free = asyncio.Semaphore(max_sandboxes)
         self.num_sandboxes = 0
         self.num_open = 0

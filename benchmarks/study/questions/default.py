@@ -11,7 +11,7 @@ over the run) gives its *tuned* rate and eps; the best one at the shipped eps gi
 lies at an edge, one step beyond is tried, once: 2.5e-5, 4e-4, or 100 times eps, with the other number kept.
 
 **Runs.** Seed by seed, most deciding first: i compares the arms, tuned and shipped, as dealt. i-order repeats tuned in an
-order that does not look at lags. i-rates has tuned's eps at the other rates. The last two describe and decide nothing.
+order that does not look at lags, which describes and decides nothing.
 
 **Rule.** A difference is the mean over seeds of the difference in reward between runs of one seed, with Student's
 interval at 1 - 0.05 / 6 (Bonferroni: the four arms that clip have six pairs). Two arms are separated if it excludes 0.
@@ -104,16 +104,6 @@ def comparison() -> list[tuple[str, str, RunConfig]]:
 def orders() -> list[tuple[str, str, RunConfig]]:
     """Row, column and configuration of the runs in an order that does not look at lags."""
     return [(arm, "shuffled", replace(config, order="drawn")) for arm, column, config in comparison() if column == "tuned"]
-
-
-def rates() -> list[tuple[str, str, RunConfig]]:
-    """Row, column and configuration of the runs at each rate, with the eps that was tuned."""
-    return [
-        (arm, f"lr {rate:g}", replace(config, learning_rate=rate))
-        for arm, column, config in comparison()
-        if column == "tuned"
-        for rate in RATES
-    ]
 
 
 def column_of(rate: float, multiple: float) -> str:

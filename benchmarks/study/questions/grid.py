@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.questions import default, margin, paper, rivals, settled
+from benchmarks.study.questions import default, margin, paper, settled
 
-ON_REQUEST = ("g-engine", "h", "i-tune", "i", "i-order", "i-rates", "j", "j-between", "j-eps")
+ON_REQUEST = ("g-engine", "i-tune", "i", "i-order", "j", "j-between", "j-eps")
 """Questions without a verdict, which are made on request only."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
@@ -95,12 +95,11 @@ def cells() -> list[Cell]:
     """Return every cell, most important first."""
     staleness = [*_staleness_short(), *_staleness_long()]
     clipping = [Cell("f-tune", *each) for each in settled.tuning()] + [Cell("f", *each) for each in settled.comparison()]
-    published = [Cell("g", *each) for each in paper.comparison()] + [Cell("h", *each) for each in rivals.comparison()]
+    published = [Cell("g", *each) for each in paper.comparison()]
     open_ones = [
         *(Cell("i-tune", *each) for each in default.tuning()),
         *(Cell("i", *each) for each in default.comparison()),
         *(Cell("i-order", *each) for each in default.orders()),
-        *(Cell("i-rates", *each) for each in default.rates()),
         *(Cell("g-engine", *each) for each in paper.engine_comparison()),
         *(Cell("j", *each) for each in margin.comparison()),
         *(Cell("j-between", *each) for each in margin.between()),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.markdown import table as markdown
 from benchmarks.study.questions.default import (
     ARMS,
     CALIBRATED,
@@ -18,7 +19,7 @@ from benchmarks.study.questions.default import (
     settings_of,
 )
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
-from benchmarks.study.reporting.tables import collapsed, markdown, signed
+from benchmarks.study.reporting.tables import collapsed, signed
 from benchmarks.study.results import Results
 
 QUESTION: Final = "i"

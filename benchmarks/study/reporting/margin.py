@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from benchmarks.markdown import table as markdown
 from benchmarks.study.questions.margin import ARMS, BETWEEN, NARROW_RATE, NARROWER, RATES, SEEDS
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
-from benchmarks.study.reporting.tables import collapsed, markdown, percent, signed
+from benchmarks.study.reporting.tables import collapsed, percent, signed
 from benchmarks.study.results import Results
 
 GSPO, GRPO, GRPO_REPLAY, _ = ARMS

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from benchmarks.markdown import table as markdown
 from benchmarks.study.questions.paper import ARMS, COLUMN, ENGINE_ARMS, ENGINE_COLUMN, GSPO
 from benchmarks.study.reporting.summary import interval
-from benchmarks.study.reporting.tables import collapsed, markdown, mean_of, percent, reached, signed
+from benchmarks.study.reporting.tables import collapsed, mean_of, percent, reached, signed
 from benchmarks.study.results import Results
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from benchmarks.markdown import table as markdown
 from benchmarks.study.questions.settled import (
     ARMS,
     CHOSEN,
@@ -16,7 +17,7 @@ from benchmarks.study.questions.settled import (
     column_of,
 )
 from benchmarks.study.reporting.summary import interval
-from benchmarks.study.reporting.tables import collapsed, markdown, mean_of, percent, signed
+from benchmarks.study.reporting.tables import collapsed, mean_of, percent, signed
 from benchmarks.study.results import Results
 
 TUNING, QUESTION, COLUMN = "f-tune", "f", "chosen"

@@ -6,16 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.markdown import table as markdown
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
 from benchmarks.study.results import Results
 
 FIXED = "fixed (c=0)"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def objectives(results: Results, question: str, column: str, baseline: str) -> str:

@@ -65,7 +65,7 @@ async def test_kill_9_in_mid_stream_loses_nothing_that_was_acknowledged(
         async def kill_repeatedly() -> None:
             for number in range(1, num_kills + 1):
                 enough = 80 * number  # of 352 in all
-                await eventually(lambda: sum(rollout.num_chunks for rollout in rollouts) > enough)  # noqa: B023
+                await eventually(lambda: sum(len(rollout.chunks) for rollout in rollouts) > enough)  # noqa: B023
                 await eventually(lambda: any(rollout.episodes_under_way for rollout in rollouts))
                 await broker.kill()
                 await broker.start()
@@ -99,7 +99,7 @@ async def test_another_rollout_resumes_where_a_killed_one_was_acknowledged(
         async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(learner.run())
             task = tasks.create_task(killed.run())
-            await eventually(lambda: killed.num_chunks >= 12)
+            await eventually(lambda: len(killed.chunks) >= 12)
             killed.be_killed()
             task.cancel()
             heir = ScriptedRollout(context, broker.work_endpoint, "heir", "s")

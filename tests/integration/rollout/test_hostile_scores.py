@@ -28,7 +28,7 @@ from tests.support.episodes import a_new_lease
 from tests.support.processes.running_agents import agents_starter
 from tests.support.processes.running_rollout import Running
 from tests.support.rewards.anything import ERRORS, STEP_PARTS, VALUES
-from tests.support.rewards.hostile_environment import HostileEnvironment, PrintingSandboxes
+from tests.support.rewards.hostile_environment import HostileEnvironment, printing_sandboxes
 from tests.support.rewards.recipes import bodies, outputs, recipes
 from tests.support.rewards.services import served
 from tests.support.wire.zmq_ends import in_background, zmq_context
@@ -65,7 +65,7 @@ def hostile(tokenizer: ChatTokenizer) -> Hostile:
 
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
-        pool = RewardPool(RewardPoolOptions(num_workers=1), sandboxes=PrintingSandboxes())
+        pool = RewardPool(RewardPoolOptions(num_workers=1), sandboxes=printing_sandboxes())
         async with zmq_context() as context, served(answer) as url, pool:
             run = Running(context, tokenizer, WORK, drain_s=5.0, max_running=8)
             stop_id = min(tokenizer.stop_ids)

@@ -66,7 +66,7 @@ async def test_kill_9_of_the_leader_in_mid_stream_and_the_standby_goes_on_withou
 
         async def kill() -> None:
             nonlocal took_s
-            await eventually(lambda: sum(rollout.num_chunks for rollout in rollouts) > 100)
+            await eventually(lambda: sum(len(rollout.chunks) for rollout in rollouts) > 100)
             await eventually(lambda: any(rollout.episodes_under_way for rollout in rollouts))
             await first.kill()
             began = loop.time()
@@ -139,7 +139,7 @@ async def test_a_leader_that_was_suspended_writes_nothing_more_and_ends_while_it
         learner = ScriptedLearner(context, batches, "s", train_s=0.05)
 
         async def suspend() -> None:
-            await eventually(lambda: rollout.num_chunks > 40)
+            await eventually(lambda: len(rollout.chunks) > 40)
             os.kill(first.pid, signal.SIGSTOP)
             await second.serves()
             await eventually(lambda: rollout.peer.endpoint == second.work_endpoint and rollout.peer.connected)

@@ -13,19 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from gspo_protocol.channels import PEER_WEIGHTS, WEIGHTS
 from gspo_protocol.messages import Source, WeightChunk, WeightRequest
-from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.server import WeightServer
-from gspo_services.learner.weights.snapshot import Snapshot, SnapshotStore
 from gspo_services.rollout.metrics import SOURCES, RolloutMetrics
 from gspo_services.rollout.weights.fetch import DamagedError, fetch_newest
 from gspo_services.rollout.weights.peers import MIN_RATES, WeightPeers
-from gspo_services.shared.net.authenticator import Authenticator
-from gspo_services.shared.net.channel import RouterChannel
 from gspo_services.shared.net.security import PLAINTEXT, Security
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.wire.keys import make_keys, security_of
 from tests.support.wire.replicas import content, flip
+from tests.support.wire.served_weights import Publisher, Served
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, in_background, zmq_context
 
@@ -35,35 +30,10 @@ CONNECT_S = 0.5
 STALL_S = 1.5
 
 
-class Learner:
-    """A real weight server that publishes small steps of one model."""
+class Fetcher:
+    """A rollout's own end of the weights, which fetches and serves; its context is its own, as in a process."""
 
-    def __init__(self, context: zmq.asyncio.Context, security: Security = PLAINTEXT) -> None:
-        self.registry = CollectorRegistry()
-        self.store = SnapshotStore()
-        metrics = LearnerMetrics(self.registry)
-        self.authenticator = Authenticator(context, security, MonotonicClock(), metrics.authenticator_counters)
-        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
-        self.server = WeightServer(self.channel, self.store, metrics)
-        self._weight = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-
-    def publish(self) -> Snapshot:
-        newest = self.store.newest
-        version = 1 if newest is None else newest.policy_version + 1
-        self._weight = self._weight.clone()
-        self._weight[version % 300, :50] += 1
-        snapshot = snapshot_of(version, [("w", self._weight), ("frozen", torch.ones(40_000))])
-        self.store.add(snapshot, None if newest is None else encode_delta(newest, snapshot))
-        return snapshot
-
-    def count(self, name: str) -> float:
-        return self.registry.get_sample_value(f"gspo_learner_{name}_total") or 0.0
-
-
-class Rollout:
-    """A rollout that fetches and serves, without an engine; its context is its own, as in a process."""
-
-    def __init__(self, name: str, learner: Learner, security: Security = PLAINTEXT, connect_s: float = PATIENCE_S) -> None:
+    def __init__(self, name: str, learner: Publisher, security: Security = PLAINTEXT, connect_s: float = PATIENCE_S) -> None:
         self.name = name
         self.registry = CollectorRegistry()
         self.context = zmq.asyncio.Context()
@@ -78,7 +48,7 @@ class Rollout:
             connect_s=connect_s,
             patience_s=SOON_S,
         )
-        self.client = a_client(self.context, WEIGHTS, learner.channel.endpoint, name=name, security=security)
+        self.client = a_client(self.context, WEIGHTS, learner.served.endpoint, name=name, security=security)
         self.kinds: Counter[str] = Counter()
 
     @property
@@ -114,21 +84,21 @@ class Rollout:
 @contextlib.asynccontextmanager
 async def a_fleet(
     number: int, keys: Path | None = None, *, hasty: Sequence[int] = ()
-) -> AsyncIterator[tuple[Learner, list[Rollout]]]:
+) -> AsyncIterator[tuple[Publisher, list[Fetcher]]]:
     """``hasty``: rollouts that soon give up a source that they cannot connect to."""
 
     def security(role: str, name: str) -> Security:
         return PLAINTEXT if keys is None else security_of(keys, role, name)  # type: ignore[arg-type]
 
     async with zmq_context() as context:
-        learner = Learner(context, security("learner", ""))
+        learner = Publisher(Served(context, security=security("learner", "")))
         rollouts = []
         for at in range(number):
             name, connect_s = f"rollout-{at}", CONNECT_S if at in hasty else PATIENCE_S
-            rollouts.append(Rollout(name, learner, security("rollout", name), connect_s))
+            rollouts.append(Fetcher(name, learner, security("rollout", name), connect_s))
         runs = [run for rollout in rollouts for run in (rollout.weight_peers.run(), rollout.client.run())]
         try:
-            async with in_background(learner.authenticator.run(), learner.server.run(), *runs):
+            async with in_background(learner.served.authenticator.run(), learner.served.server.run(), *runs):
                 yield learner, rollouts
         finally:
             for rollout in rollouts:
@@ -137,7 +107,7 @@ async def a_fleet(
                 rollout.context.destroy(linger=0)
 
 
-async def together(rollouts: list[Rollout]) -> None:
+async def together(rollouts: list[Fetcher]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for rollout in rollouts:
             tasks.create_task(rollout.fetch())
@@ -147,19 +117,19 @@ async def test_a_fleet_gets_a_version_and_a_delta_while_the_learner_sends_them_t
     async with a_fleet(9) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts)
-        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert learner.served.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
         assert all(rollout.data == first.data.tobytes() for rollout in rollouts)
         second = learner.publish()
         await together(rollouts)
-        delta = learner.store.get(2, 1)
+        delta = learner.served.store.get(2, 1)
         assert delta is not None
         num_bytes = delta.manifest.num_bytes
-        assert learner.count("weight_bytes_sent") == 2 * (first.manifest.num_bytes + num_bytes)
+        assert learner.served.count("weight_bytes_sent") == 2 * (first.manifest.num_bytes + num_bytes)
         assert all(rollout.data == second.data.tobytes() for rollout in rollouts)
         assert all(rollout.kinds == {"snapshot": 1, "delta": 1} for rollout in rollouts)
         assert sum(rollout.served for rollout in rollouts) == 7 * (first.manifest.num_bytes + num_bytes)
         assert sum(rollout.sources("fetched") for rollout in rollouts) == 14
-        assert learner.count("weight_sources_failed") == 0
+        assert learner.served.count("weight_sources_failed") == 0
 
 
 async def test_a_newcomer_gets_the_snapshot_from_a_peer_that_joined_before() -> None:
@@ -172,9 +142,9 @@ async def test_a_newcomer_gets_the_snapshot_from_a_peer_that_joined_before() -> 
         # Two that ask for the newest snapshot get it from the learner; the first rollout has it too, and nobody asks it.
         await rollouts[1].fetch()
         await rollouts[2].fetch()
-        sent = learner.count("weight_bytes_sent")
+        sent = learner.served.count("weight_bytes_sent")
         await rollouts[3].fetch()
-        assert learner.count("weight_bytes_sent") == sent
+        assert learner.served.count("weight_bytes_sent") == sent
         assert rollouts[1].served == newest.manifest.num_bytes
         assert rollouts[3].data == newest.data.tobytes()
 
@@ -188,8 +158,8 @@ async def test_damage_by_a_peer_is_found_and_the_bytes_come_from_the_learner_ins
         await rollouts[2].fetch()
         assert rollouts[2].data == first.data.tobytes()
         assert rollouts[2].sources("damaged") == 1
-        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
-        assert learner.count("weight_sources_failed") == 1
+        assert learner.served.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
+        assert learner.served.count("weight_sources_failed") == 1
 
 
 async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> None:
@@ -213,9 +183,9 @@ async def test_a_peer_that_is_gone_or_has_nothing_is_skipped() -> None:
         assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [2, 0, 0]
         # The learner names the failed sources to no other rollout: the others get it from the third.
-        assert learner.count("weight_sources_failed") == 1
+        assert learner.served.count("weight_sources_failed") == 1
         assert rollouts[2].served == 2 * first.manifest.num_bytes
-        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
+        assert learner.served.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
 
 
 async def test_when_one_peer_fails_another_is_asked_before_the_learner() -> None:
@@ -229,8 +199,8 @@ async def test_when_one_peer_fails_another_is_asked_before_the_learner() -> None
         assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
         assert [rollout.sources("fetched") for rollout in rollouts[2:]] == [1, 1]
-        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
-        assert learner.count("weight_sources_failed") == 0
+        assert learner.served.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert learner.served.count("weight_sources_failed") == 0
 
 
 async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
@@ -282,7 +252,7 @@ async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Pat
         first = learner.publish()
         await together(rollouts)
         assert all(rollout.data == first.data.tobytes() for rollout in rollouts)
-        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert learner.served.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
         assert sum(rollout.sources("fetched") for rollout in rollouts) == 2
         async with zmq_context() as outside:
             stranger = a_client(
@@ -313,4 +283,4 @@ async def test_a_rollout_does_not_connect_to_a_source_with_an_unknown_key(tmp_pa
         await rollouts[2].fetch()
         assert rollouts[2].data == first.data.tobytes()
         assert rollouts[2].sources("failed") == 2
-        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
+        assert learner.served.count("weight_bytes_sent") == 3 * first.manifest.num_bytes

@@ -16,59 +16,14 @@ from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content, hold
-from tests.support.wire.served_weights import SOON_S, Served, served, weights
+from tests.support.wire.served_weights import SOON_S, Publisher, Served, served
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import a_client, connected, in_background, zmq_context
 
 
-def stepped(former: dict[str, torch.Tensor], seed: int, num_changed: int = 40) -> dict[str, torch.Tensor]:
-    """One optimizer step further: a few elements of each tensor move, most of them by one step of their type."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, tensor in former.items():
-        bits = tensor.detach().clone().contiguous().view(torch.int32 if tensor.dtype.itemsize == 4 else torch.int16)
-        flat = bits.view(-1)
-        chosen = torch.randperm(len(flat), generator=generator)[:num_changed]
-        steps = torch.tensor([-1, 1, 1, -1, 700])[torch.randint(0, 5, (len(chosen),), generator=generator)]
-        flat[chosen] += steps.to(flat.dtype)
-        tensors[name] = bits.view(tensor.dtype)
-    return tensors
-
-
-def start() -> dict[str, torch.Tensor]:
-    """Names that an engine of any number of experts knows."""
-    tensors = {name: tensor for name, tensor in weights(0).items() if "experts" not in name}
-    return {**tensors, "model.big.weight": torch.zeros(300, 500, dtype=torch.bfloat16)}
-
-
-class Learner:
-    """Publishes step after step; ``damage`` flips a bit of the next delta that it serves."""
-
-    def __init__(self, server: Served) -> None:
-        self._server = server
-        self._tensors = start()
-        self.version = 0
-        self.damage = False
-
-    def publish(self, *, skip: int = 0) -> Snapshot:
-        """``skip``: version numbers that no version gets."""
-        self.version += 1 + skip
-        self._tensors = stepped(self._tensors, self.version)
-        snapshot, newest = snapshot_of(self.version, self._tensors.items()), self._server.store.newest
-        delta = None if newest is None else encode_delta(newest, snapshot)
-        assert newest is None or delta is not None
-        if delta is not None and self.damage:
-            data = delta.data.copy()
-            data[-20] ^= 4
-            delta = Delta(manifest=delta.manifest, data=data)
-        self.damage = False
-        self._server.store.add(snapshot, delta)
-        return snapshot
-
-
 async def test_a_delta_brings_the_replica_from_one_version_to_the_next() -> None:
     async with served() as (server, client):
-        learner, replica = Learner(server), Replica()
+        learner, replica = Publisher(server), Replica()
         kinds: list[str] = []
         learner.publish()
         assert await fetch_newest(client, 0, replica, fetched=lambda manifest: kinds.append(manifest.kind)) is replica
@@ -174,7 +129,7 @@ async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() ->
     """``always`` takes every version, ``seldom`` every seventh, ``late`` begins at 60, ``away`` misses more than is kept."""
     async with zmq_context() as context:
         server = Served(context, SnapshotStore(max_deltas=20))
-        learner = Learner(server)
+        learner = Publisher(server)
         receivers = {name: Receiver(name) for name in ("always", "seldom", "late", "away")}
         clients = {name: a_client(context, WEIGHTS, server.endpoint, name=name) for name in receivers}
         async with in_background(

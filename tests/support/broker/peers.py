@@ -87,7 +87,8 @@ class ScriptedRollout:
     seen_leases: list[Lease] = field(default_factory=list)
     handshakes: int = 0
     finished: int = 0
-    num_chunks: int = 0
+    chunks: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Trajectory, offset and tokens of each chunk, under its sequence number."""
     stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +112,12 @@ class ScriptedRollout:
     @property
     def num_acknowledged(self) -> int:
         """Chunks and Finishes that the broker acknowledged."""
-        return self.num_chunks + self.finished - self.peer.num_unacknowledged
+        return len(self.chunks) + self.finished - self.peer.num_unacknowledged
+
+    @property
+    def acknowledged(self) -> list[tuple[int, int, int]]:
+        """Chunks that the broker has acknowledged."""
+        return [chunk for seq, chunk in self.chunks.items() if seq < self.peer.num_acknowledged]
 
     async def run(self) -> None:
         """Until cancelled, or until the broker says that the run is over."""
@@ -198,7 +204,8 @@ class ScriptedRollout:
             if self.with_experts and kind == "action":
                 arrays["experts"] = experts_of(token_ids[offset:end])
             await self.peer.send(chunk, arrays)
-            self.num_chunks += 1
+            # Nothing was pushed since: this is the number of the message before.
+            self.chunks[self.peer._outbox.next_seq - 1] = (chunk.trajectory_id, chunk.offset, chunk.num_tokens)
             offset = end
             if self.chunk_delay_s:
                 await asyncio.sleep(self.chunk_delay_s)

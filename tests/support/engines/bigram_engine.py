@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gspo.model.logprobs import TokenLogProbs, chunked_logprobs
 from gspo.model.packing import PackedBatch
+from gspo_services.learner.checkpoints.digest_stream import streamed_digest
+from gspo_services.learner.checkpoints.state_copy import EngineCopy
+from gspo_services.learner.checkpoints.state_files import TensorDirectory, TensorFile
 from gspo_services.learner.engine.gradients import NonFiniteLossError
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 from gspo_services.learner.profiling import NO_PROFILE, Phases
@@ -34,7 +36,9 @@ class BigramEngine:
         learning_rate: float = 0.1,
         seed: int = 0,
         entropy_gradient: bool = False,
+        num_files: int = 1,
     ) -> None:
+        """``num_files``: of its state, which the real copy of a state writes."""
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(vocab_size, vocab_size, generator=generator).requires_grad_()
         self._entropy_gradient = entropy_gradient
@@ -48,6 +52,9 @@ class BigramEngine:
         self.profile: Phases = NO_PROFILE
         self.num_forward_passes = 0
         self.gradients: list[Tensor] = []
+        self._num_files = num_files
+        self.copied: Callable[[list[TensorFile]], Sequence[TensorFile]] = list
+        """What becomes of the files of a copy that is written beside training."""
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         self.num_forward_passes += 1
@@ -118,36 +125,34 @@ class BigramEngine:
         return {"model": "bigram", "vocabulary": self.table.shape[0], "num_ranks": 1}
 
     def weights_digest(self) -> str:
-        return self.table.detach().numpy().tobytes().hex()[:64]
+        return _digest_of(self.table)
 
     def save_state(self, directory: Path) -> list[Path]:
-        directory.mkdir()
-        save_file({"table": self.table.detach()}, directory / "table.safetensors")
-        return [directory / "table.safetensors"]
+        return list(self._copy(self._files()).write(directory))
 
-    def copy_state(self, directory: Path) -> BigramCopy:
-        return BigramCopy(self)
+    def copy_state(self, directory: Path) -> EngineCopy:
+        return self._copy(self.copied(self._files()))
 
     def load_state(self, directory: Path) -> None:
-        self.table = load_file(directory / "table.safetensors")["table"].requires_grad_()
+        shape = (len(self.table), len(self.table))
+        self.table = TensorDirectory(directory).read("table", 0, len(self.table), shape).requires_grad_()
+
+    def _files(self) -> list[TensorFile]:
+        rows = self.table.detach().clone().chunk(self._num_files)
+        stems = ["table"] if len(rows) == 1 else [f"rows-{at}" for at in range(len(rows))]
+        return [
+            TensorFile(stem=stem, tensors={"table": part}, first_row=at * len(part))
+            for at, (stem, part) in enumerate(zip(stems, rows, strict=True))
+        ]
+
+    def _copy(self, files: Sequence[TensorFile]) -> EngineCopy:
+        return EngineCopy(rank=self.rank, files=files, num_steps=1, canary=[0.0], digest=_digest_of(self.table))
+
+
+def _digest_of(table: Tensor) -> str:
+    return streamed_digest([("table", table)]).hex()
 
 
 def _of_table(table: Tensor, packed: PackedBatch) -> Tensor:
     one_hot = torch.nn.functional.one_hot(packed.input_ids[0], table.shape[0]).float()
     return chunked_logprobs(one_hot, table.t(), packed.targets_T, packed.temperatures_T, chunk_tokens=32).logprobs_T
-
-
-class BigramCopy:
-    """The state that the engine's ``save_state`` would have written when this was made."""
-
-    def __init__(self, engine: BigramEngine) -> None:
-        self._table = engine.table.detach().clone()
-        self._digest = engine.weights_digest()
-
-    def write(self, directory: Path) -> list[Path]:
-        directory.mkdir()
-        save_file({"table": self._table}, directory / "table.safetensors")
-        return [directory / "table.safetensors"]
-
-    def weights_digest(self) -> str:
-        return self._digest

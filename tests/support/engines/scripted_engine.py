@@ -1,19 +1,21 @@
 """An engine without a model: each token depends on the tokens before it, and a test says where the engine stops."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import replace
 from safetensors import deserialize
 
 from gspo_protocol.messages import TensorInfo, VersionRun
 from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
+from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
-from gspo_services.shared.weights.checksums import sha256_checksum
+from gspo_services.shared.weights.checksums import Checksum, sha256_checksum
 from gspo_services.shared.weights.engine_parameters import merge
 from gspo_services.shared.weights.patches import patch_file
 
@@ -53,6 +55,10 @@ class ScriptedEngine:
         self.versions: dict[int, int] = {}
         self.holds: dict[int, Hold] = {}
         self.failures: dict[int, Exception | Literal["abort"]] = {}
+        self.most_tokens: int | None = None
+        """It has room for so many tokens of an answer, whatever it is asked for."""
+        self.pace_s = 0.0
+        """Seconds of each piece."""
         self.requests: list[GenerateRequest] = []
         self.num_closed = 0
         self.stops_when_told = False
@@ -67,9 +73,17 @@ class ScriptedEngine:
         self.patches: list[list[str]] = []
         """The parameters in each patch that was taken."""
         self.abilities: list[str] = []
+        self.info = ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted")
+        self.adapters: Any = None
+        """What it does with adapters, by a test's own script."""
         self.refuse_patch: str = ""
         self.refuse_update: str = ""
         self.damage: Callable[[dict[str, tuple[TensorInfo, bytes]]], None] = lambda _: None
+        self.checksum: Checksum = sha256_checksum
+        self.num_checksums = 0
+        """How often it was asked for them."""
+        self.ranks: list[dict[str, str]] = []
+        """The checksums of each rank of a server that shares a model; none: of one rank, by what was loaded."""
         self.said_version: int | None = None
         self.memory = self
         self.released: set[str] = set()
@@ -84,9 +98,11 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
         self.requests.append(request)
         context = [int(token) for token in request.input_ids]
+        asked = request.sampling.max_new_tokens
+        most = asked if self.most_tokens is None else min(asked, self.most_tokens)
         held: list[tuple[int, float, int]] = []
         try:
-            for made in range(1, request.sampling.max_new_tokens + 1):
+            for made in range(1, most + 1):
                 if len(context) in self.holds:
                     hold = self.holds[len(context)]
                     hold.reached.set()
@@ -104,11 +120,13 @@ class ScriptedEngine:
                 finish: FinishReason | None = None
                 if token in request.sampling.stop_token_ids:
                     finish = "stop"
-                elif made == request.sampling.max_new_tokens:
+                elif made == most:
                     finish = "length"
                 if finish is not None or len(held) == self.piece_tokens:
                     yield _piece(held, finish)
                     held = []
+                    if self.pace_s:
+                        await asyncio.sleep(self.pace_s)
                 if finish is not None:
                     return
         finally:
@@ -182,13 +200,24 @@ class ScriptedEngine:
 
     async def weights_checksums(self) -> list[RankChecksums]:
         assert WEIGHTS_MEMORY not in self.released, "there is nothing to read: CUDA ends the server"
-        made = {name: sha256_checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+        self.num_checksums += 1
+        if self.ranks:
+            return [RankChecksums(checksums=each, rank=rank) for rank, each in enumerate(self.ranks)]
+        made = {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
         return [RankChecksums(checksums=made)]
 
     async def server_info(self) -> ServerInfo:
-        return ServerInfo(
-            version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted", custom_weight_loader=self.abilities
-        )
+        loaders = [*(self.info.custom_weight_loader or ()), *self.abilities]
+        return replace(self.info, tp_size=max(self.info.tp_size, len(self.ranks)), custom_weight_loader=loaders)
+
+    def serve(self, adapters: Mapping[str, Adapter]) -> None:
+        self.adapters.serve(adapters)
+
+    def uses(self, name: str) -> bool:
+        return name in self.adapters.used
+
+    async def cut(self, name: str) -> bool:
+        return bool(self.adapters.cut(name))
 
 
 def patched(loaded: dict[str, Loaded], path: Path) -> tuple[dict[str, Loaded], list[str]]:

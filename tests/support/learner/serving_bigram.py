@@ -1,6 +1,7 @@
-"""A learner's engine without a model."""
+"""A learner's engine without a model, which also publishes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -10,9 +11,14 @@ from tests.support.engines.bigram_engine import BigramEngine
 
 
 class ServingBigram(BigramEngine):
-    """A ``BigramEngine`` with what the learner's service needs besides."""
+    """A ``BigramEngine`` with what the learner's service needs besides. ``asked`` has what was taken of it to the end, as
+    collectives need it: weights are on the first rank alone."""
 
     model_experts = ModelExperts(2, 2, 4)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.asked: list[str] = []
 
     @property
     def vocabulary(self) -> int:
@@ -21,11 +27,20 @@ class ServingBigram(BigramEngine):
     def set_learning_rate(self, value: float) -> None:
         self._learning_rate = value
 
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
-        return tensor.clone()
+    def served_parameters(self, dtype: torch.dtype = torch.float32) -> Iterator[ServedParameter]:
+        return self._given("table", dtype)
 
-    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "table", self.table.detach()
+    def base_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        return self._given("base", dtype)
 
-    def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
-        return (ServedParameter.alone(*each) for each in self.serving_weights(dtype))
+    def adapter_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        return self._given("adapter", dtype)
+
+    def probe(self) -> tuple[list[int], list[float]]:
+        self.asked.append("probe")
+        return [1, 2], [-0.5]
+
+    def _given(self, name: str, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        if self.rank == 0:
+            yield ServedParameter.alone(name, self.table.detach().to(dtype))
+        self.asked.append(name)

@@ -4,16 +4,13 @@
 """
 
 import asyncio
-import os
 import secrets
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gspo.tasks.environments import Start, Step
 from gspo_protocol.channels import WORK
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
@@ -23,7 +20,7 @@ from gspo_services.shared.runtime.lifecycle import run_until_stopped
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import Rollout
 from tests.support.engines.scripted_engine import ScriptedEngine
-from tests.support.episodes import CountingEnvironment, CountingOptions, an_environment_loop
+from tests.support.episodes import an_environment_loop
 from tests.support.processes.running_rollout import SteadySync
 from tests.support.wire.zmq_ends import a_client, zmq_context
 
@@ -42,22 +39,6 @@ class FollowingSync(SteadySync):
             self.serve(policy_version)
 
 
-class DeadlyEnvironment(CountingEnvironment):
-    """Its step kills the process in the episode of one seed."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(CountingOptions())
-        self._seed = seed
-
-    def start(self, task: dict[str, Any], seed: int) -> Start:
-        return super().start({"question": "What is 12 + 30?"}, seed)
-
-    def step(self, state: dict[str, Any], action: str) -> Step:
-        if state["seed"] == self._seed:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(state, action)
-
-
 async def run(stop: asyncio.Event) -> None:
     endpoint, name, seed, directory, max_running = sys.argv[1:]
     engine, clock, metrics = ScriptedEngine(), MonotonicClock(), RolloutMetrics(CollectorRegistry())
@@ -65,9 +46,9 @@ async def run(stop: asyncio.Event) -> None:
         client = a_client(context, WORK, endpoint, name=name, session=secrets.token_hex(8), clock=clock)
         sync: Any = FollowingSync(engine)
         loop = an_environment_loop(
-            ChatTokenizer(Path(directory)), engine=engine, broker=client, may_generate=sync.may_generate, metrics=metrics
-        )
-        object.__setattr__(loop, "environment", DeadlyEnvironment(int(seed)))
+            ChatTokenizer(Path(directory)), engine=engine, broker=client, may_generate=sync.may_generate, metrics=metrics,
+            any_task=True, deadly_seed=int(seed),
+        )  # fmt: skip
         service = RolloutService(
             episodes=loop, broker=client, sync=sync, settings=Rollout(max_running=int(max_running), drain_s=5.0),
             clock=clock, health=Health(clock, 60.0), metrics=metrics, heartbeat_s=0.2,

@@ -1,17 +1,14 @@
 """An environment whose scores are made in each of the places where one can be, by a recipe or by given bytes."""
 
 import base64
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from gspo.tasks.environments import Environment, RewardJob, Split, Start, Step, TaskSource
 from gspo_services.tasks.environments.programs import TOOLCHAINS
-from gspo_services.tasks.sandbox import RunOutcome, Sandbox, SandboxLimits
 from tests.support.rewards.anything import made, step_of
-from tests.support.sandboxes import outcome
+from tests.support.sandboxes import ScriptedSandboxes, outcome
 
 FUNCTIONS = {"function": "grade", "async function": "grade_later"}
 
@@ -58,22 +55,6 @@ def program(body: str, expected: str, function: str) -> RewardJob:
     return RewardJob(grader="programs", arguments=arguments, weights={"solved": 1.0})
 
 
-class PrintingSandboxes:
+def printing_sandboxes() -> ScriptedSandboxes:
     """Programs print what their source is, in base64."""
-
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Sandbox]:
-        yield PrintingSandbox()
-
-
-class PrintingSandbox:
-    """See ``PrintingSandboxes``."""
-
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        self._source = next(iter(files.values()))
-
-    async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
-        return outcome(0)
-
-    async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        return outcome(0, base64.b64decode(self._source))
+    return ScriptedSandboxes(runs=lambda sandbox: outcome(0, base64.b64decode(next(iter(sandbox.files.values())))))

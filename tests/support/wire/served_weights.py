@@ -11,13 +11,14 @@ from prometheus_client import CollectorRegistry
 from gspo_protocol.channels import WEIGHTS
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.server import WeightServer
-from gspo_services.learner.weights.snapshot import Snapshot, SnapshotStore
+from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from gspo_services.rollout.weights.fetch import WINDOW_CHUNKS
 from gspo_services.shared.net.authenticator import Authenticator
 from gspo_services.shared.net.channel import RouterChannel
 from gspo_services.shared.net.peer import PeerClient
-from gspo_services.shared.net.security import PLAINTEXT
+from gspo_services.shared.net.security import PLAINTEXT, Security
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, a_client, in_background, zmq_context
@@ -52,11 +53,13 @@ def a_snapshot(version: int = 1, *, big: bool = False, chunk_bytes: int | None =
 class Served:
     """A real weight server and its counts."""
 
-    def __init__(self, context: zmq.asyncio.Context, store: SnapshotStore | None = None) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, store: SnapshotStore | None = None, security: Security = PLAINTEXT
+    ) -> None:
         self.store = SnapshotStore() if store is None else store
         self.registry = CollectorRegistry()
         metrics = LearnerMetrics(self.registry)
-        self.authenticator = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
+        self.authenticator = Authenticator(context, security, MonotonicClock(), metrics.authenticator_counters)
         self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
         self.endpoint = self.channel.endpoint
         self.checksums = PublishedChecksums()
@@ -75,3 +78,48 @@ async def served() -> AsyncIterator[tuple[Served, PeerClient]]:
         async with in_background(server.authenticator.run(), server.server.run(), client.run()):
             await client.connected_welcome()
             yield server, client
+
+
+def stepped(former: dict[str, torch.Tensor], seed: int, num_changed: int = 40) -> dict[str, torch.Tensor]:
+    """One optimizer step further: a few elements of each tensor move, most of them by one step of their type."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, tensor in former.items():
+        bits = tensor.detach().clone().contiguous().view(torch.int32 if tensor.dtype.itemsize == 4 else torch.int16)
+        flat = bits.view(-1)
+        chosen = torch.randperm(len(flat), generator=generator)[:num_changed]
+        steps = torch.tensor([-1, 1, 1, -1, 700])[torch.randint(0, 5, (len(chosen),), generator=generator)]
+        flat[chosen] += steps.to(flat.dtype)
+        tensors[name] = bits.view(tensor.dtype)
+    return tensors
+
+
+def start() -> dict[str, torch.Tensor]:
+    """Names that an engine of any number of experts knows."""
+    tensors = {name: tensor for name, tensor in weights(0).items() if "experts" not in name}
+    return {**tensors, "model.big.weight": torch.zeros(300, 500, dtype=torch.bfloat16)}
+
+
+class Publisher:
+    """Publishes step after step, as a learner does; ``damage`` flips a bit of the next delta that it serves."""
+
+    def __init__(self, server: Served) -> None:
+        self.served = server
+        self._tensors = start()
+        self.version = 0
+        self.damage = False
+
+    def publish(self, *, skip: int = 0) -> Snapshot:
+        """``skip``: version numbers that no version gets."""
+        self.version += 1 + skip
+        self._tensors = stepped(self._tensors, self.version)
+        snapshot, newest = snapshot_of(self.version, self._tensors.items()), self.served.store.newest
+        delta = None if newest is None else encode_delta(newest, snapshot)
+        assert newest is None or delta is not None
+        if delta is not None and self.damage:
+            data = delta.data.copy()
+            data[-20] ^= 4
+            delta = Delta(manifest=delta.manifest, data=data)
+        self.damage = False
+        self.served.store.add(snapshot, delta)
+        return snapshot

@@ -22,7 +22,7 @@ from benchmarks.broker_intake.__main__ import (
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY
 from benchmarks.broker_intake.raw import RawStore
 from benchmarks.broker_intake.staged_broker import Stages
-from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, write_ledger
+from benchmarks.trained_ledger import GROUP_SIZE, GROUPS_PER_BATCH, write_ledger
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.broker.store.store import Store
 from gspo_services.runs.audit import audit_run

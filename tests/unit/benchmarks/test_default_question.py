@@ -149,7 +149,7 @@ def test_the_chosen_settings_are_those_that_tuning_chose() -> None:
     if default.TUNED or default.SHIPPED_RATE:
         assert best_settings(Results(load_summaries())) == (default.TUNED, default.SHIPPED_RATE)
     else:
-        assert default.comparison() == default.orders() == default.rates() == []
+        assert default.comparison() == default.orders() == []
 
 
 def test_every_mini_batch_of_the_stability_margin_has_a_whole_group_in_two_halves() -> None:

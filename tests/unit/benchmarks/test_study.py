@@ -23,7 +23,7 @@ from benchmarks.study.config import RunConfig
 from benchmarks.study.decoding import Answer
 from benchmarks.study.learner import HALVES, DivergedError, Learner, length_weights
 from benchmarks.study.measures import GradientNoise
-from benchmarks.study.questions import rivals, settled
+from benchmarks.study.questions import settled
 from benchmarks.study.questions.grid import CLIP_RANGES, Cell, cells, questions, runs
 from benchmarks.study.reporting.report import ALL_TABLES, DOCUMENT, fill, one_below_the_other, tables_of
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
@@ -177,26 +177,6 @@ def test_length_weighting_is_nothing_for_equal_lengths_and_something_for_others(
     assert _trained(studio, MICRO, unequal)[0]["grad_norm"] != pytest.approx(
         _trained(studio, by_length, unequal)[0]["grad_norm"], rel=1e-3
     )
-
-
-def test_the_rivals_train_each_its_own_way(studio: Path) -> None:
-    """Those that pass through different places of the learner: terms, weights of tokens, a sum, the learning rate."""
-    lengths = [1 + index % 5 for index in range(16)]
-    arms = {
-        arm: _trained(studio, replace(MICRO, **rivals.ARMS[arm]), lengths) for arm in ("CISPO", "IcePop", "LUSPO", "VCPO")
-    }
-    name = next(iter(arms["VCPO"][1]))
-    assert all(record["grad_norm"] > 0 for record, _ in arms.values())
-    assert len({weights[name].numpy().tobytes() for _, weights in arms.values()}) == len(arms)
-
-
-def test_the_rivals_are_run_on_request_alone() -> None:
-    wanted = runs(["h"])
-    assert len(wanted) == 3 * len(rivals.RATES) * len(rivals.ARMS)
-    # Two arms are those of question f, whose runs are recorded.
-    assert not {config.run_id for config in wanted if config.surrogate != "clip"} & {config.run_id for config in runs()}
-    with pytest.raises(ValueError, match="surrogate is 'cispo' with clip 'range'; give none"):
-        RunConfig(task="countdown", seed=0, num_batches=1, surrogate="cispo", ratio_unit="token")
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(studio: Path) -> None:

@@ -76,6 +76,9 @@ def unknown_flags(words: tuple[str, ...], source: Path) -> str:
     """Flags that no module beside this one writes down: what cannot be started here is read."""
     files = source.parent.glob("*.py") if source.name in ("__main__.py", "command.py") else [source]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
+    if "from benchmarks.whole_runs import" in text:
+        shared = (ROOT / "benchmarks" / "whole_runs.py").read_text(encoding="utf-8")
+        text += "".join(re.findall(r'add_argument\(("--[\w-]+")', shared))
     return "".join(f"{source.stem} has no {flag}; " for flag in sorted(flags_of(words)) if f'"{flag}"' not in text)
 
 
@@ -176,6 +179,7 @@ def test_a_command_that_cannot_be_given_is_found() -> None:
         "gspo audit runs/a --jsn", "gspo run a.toml --set batch.max_lags=1", "gspo replay a --bathces 3", "gspo nothing",
         "gspo learner a.toml --profiles", "kubectl exec broker-0 -- gspo stop a --forced", "make tst", "make images IMAGE=a",
         "python -m benchmarks.nothing", "python -m benchmarks.study --job 2", "python benchmarks/nothing.py",
+        "python -m benchmarks.demo_seeds --seed 0",
         "gspo tasks verifiers a --limits 1", "gspo tasks nobody a", "gspo run examples/nothing.toml", "frobnicate",
     )  # fmt: skip
     mentioned = ("gspo eval --chekpoint 3", "gspo agruments", "make tst")

@@ -1,24 +1,23 @@
 """Each lease is played by the episodes of its set."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gspo_protocol.messages import GroupSampling, Lease, VersionRun
+from gspo_protocol.messages import GroupSampling, Lease
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import EpisodesBySet, Policy, open_all_episodes, open_episodes, open_user_code
 from gspo_services.rollout.rendering import Renderer, TooLongError
-from gspo_services.rollout.sglang import GenerateRequest, OutputPiece, SamplingParameters
+from gspo_services.rollout.sglang import GenerateRequest, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.rollout.work import EpisodeFailed
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.settings import Settings
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.engines.scripted_engine import ScriptedEngine
 
 
 class Runner:
@@ -54,25 +53,6 @@ async def test_a_lease_is_played_by_its_set_and_an_unknown_one_fails_with_the_wa
     assert (training.stopped, aime.stopped) == (1, 1)
 
 
-class Engine:
-    """Samples two tokens, of which the tokenizer has one."""
-
-    def __init__(self, known: int, unknown: int) -> None:
-        self.pieces = [
-            OutputPiece(
-                token_ids=np.array([token], dtype=np.int32), logprobs=np.zeros(1, dtype=np.float32),
-                version_runs=[VersionRun(0, 1)], finish_reason=end,
-            )
-            for token, end in ((unknown, None), (known, "stop"))
-        ]  # fmt: skip
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
-        for piece in self.pieces:
-            yield piece
-
-    async def stop_generating(self) -> None: ...
-
-
 @pytest.mark.parametrize("agent", [{}, {"function": "tests.support.trying.tried:agent", "workers": 1}])
 async def test_tokens_that_the_tokenizer_does_not_have_are_counted(agent: dict[str, Any], tmp_path: Path) -> None:
     tokenizer = ChatTokenizer(save_chat_model(tmp_path / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>")))
@@ -80,7 +60,8 @@ async def test_tokens_that_the_tokenizer_does_not_have_are_counted(agent: dict[s
     settings = Settings.model_validate(
         {"model": {"path": tmp_path / "model"}, "run": {"directory": tmp_path / "run"}, "agent": agent}
     )
-    engine = Engine(min(tokenizer.stop_ids), tokenizer.vocab_size - 1)
+    known, unknown = min(tokenizer.stop_ids), tokenizer.vocab_size - 1
+    engine = ScriptedEngine(lambda context: unknown if len(context) == 1 else known, piece_tokens=1)
     policy = Policy(
         tokenizer=tokenizer, engine=engine, broker=None, may_generate=asyncio.Event(), metrics=RolloutMetrics(registry),  # type: ignore[arg-type]
         clock=MonotonicClock(), wall_s=lambda: 0.0,
@@ -96,7 +77,8 @@ async def test_tokens_that_the_tokenizer_does_not_have_are_counted(agent: dict[s
         opened: Any = episodes
         sampled = opened._shared.engine if agent else opened.engine
         pieces = [piece async for piece in sampled.generate(request)]
-    assert pieces == engine.pieces
+    assert pieces == [piece async for piece in engine.generate(request)]
+    assert [piece.token_ids.tolist() for piece in pieces] == [[unknown], [known]]
     assert registry.get_sample_value("gspo_rollout_unknown_tokens_total") == 1
 
 

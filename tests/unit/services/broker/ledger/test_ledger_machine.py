@@ -64,7 +64,7 @@ def durable_state(ledger: Ledger) -> dict[str, object]:
 
 
 @dataclass
-class Rollout:
+class Beliefs:
     """What a rollout believes; ``lost`` are leases that it has lost and was not yet told about."""
 
     key: SessionKey
@@ -82,7 +82,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.harness = LedgerHarness(self.config)
-        self.rollouts = [Rollout(SessionKey(f"r{index}", "0")) for index in range(3)]
+        self.rollouts = [Beliefs(SessionKey(f"r{index}", "0")) for index in range(3)]
         self.learner = SessionKey("learner", "0")
         self.lives = 0
         self.version = 0
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rollout, lease = self.pick(pick)
         self.send_tokens(rollout, lease, num_tokens)
 
-    def send_tokens(self, rollout: Rollout, lease: GrantLease, num_tokens: int) -> None:
+    def send_tokens(self, rollout: Beliefs, lease: GrantLease, num_tokens: int) -> None:
         key = (lease.trajectory_id, lease.epoch)
         offset = rollout.sent[key]
         if offset + num_tokens > SAMPLING.max_tokens:
@@ -229,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 2))
     def rollout_is_killed(self, index: int) -> None:
         self.lives += 1
-        self.rollouts[index] = Rollout(SessionKey(f"r{index}", f"{self.lives}"))
+        self.rollouts[index] = Beliefs(SessionKey(f"r{index}", f"{self.lives}"))
         self.harness.hello(self.rollouts[index].key)
 
     # --- time and the broker ------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def pick(self, pick: int) -> tuple[Rollout, GrantLease]:
+    def pick(self, pick: int) -> tuple[Beliefs, GrantLease]:
         held = [(rollout, lease) for rollout in self.rollouts for lease in rollout.leases]
         return held[pick % len(held)]
 
@@ -429,7 +429,7 @@ class GradingMachine(LedgerMachine):
                 assert [row.reward for row, _ in items if row.group_id == group_id] == self.graded[group_id]
             self.num_looked_at += 1
 
-    def send_grade(self, rollout: Rollout, lease: GrantLease, size: int) -> Graded:
+    def send_grade(self, rollout: Beliefs, lease: GrantLease, size: int) -> Graded:
         row = self.harness.ledger.state.groups.trajectory(lease.trajectory_id)
         is_held = (
             row is not None
@@ -450,7 +450,7 @@ class GradingMachine(LedgerMachine):
         WEATHER["graded" if is_held and size == 2 else "refused" if is_held else "too late"] += 1
         return message
 
-    def pick_grade(self, pick: int) -> tuple[Rollout, GrantLease]:
+    def pick_grade(self, pick: int) -> tuple[Beliefs, GrantLease]:
         held = [(rollout, lease) for rollout in self.rollouts for lease in rollout.grades]
         rollout, lease = held[pick % len(held)]
         rollout.grades.remove(lease)

@@ -236,7 +236,7 @@ def test_what_one_rank_finds_is_raised_on_every_rank(tmp_path: Path, kind: str, 
 def test_each_rank_verifies_a_share_and_all_shares_are_the_whole(tmp_path: Path) -> None:
     path = save_checkpoint(BigramEngine(), tmp_path, state(1))
     names = read_metadata(path)["files"]
-    assert len(names) == 2
+    assert len(names) == 4
     for name, each in names.items():
         file = path / name
         content = file.read_bytes()

@@ -1,18 +1,15 @@
 """Wherever an agent's episode is cut off, another rollout ends it with the same tokens, and samples none of them again."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gspo_protocol.messages import Journal
 from gspo_services.rollout.endpoint import CallAnswer
 from gspo_services.rollout.episodes import EpisodeCalls, WrongTurns
 from gspo_services.rollout.rendering import Renderer
-from gspo_services.rollout.sglang import GenerateRequest, OutputPiece
 from gspo_services.rollout.work import EpisodeFailed
 from gspo_services.tasks.agents import RecordedStep
 from tests.support.agent_episodes import (
@@ -270,19 +267,11 @@ async def test_a_step_that_fits_no_entry_breaks_the_episode(renderer: Renderer, 
 async def test_an_answer_that_the_engine_ended_early_is_not_asked_for_again(
     renderer: Renderer, engine: ScriptedEngine
 ) -> None:
-    class ShortEngine(ScriptedEngine):
-        """Has room for three tokens, whatever it is asked for."""
-
-        async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
-            most = min(3, request.sampling.max_new_tokens)
-            short = replace(request, sampling=replace(request.sampling, max_new_tokens=most))
-            async for piece in super().generate(short):
-                yield piece
-
     broker = LedgerBroker(SAMPLING)
     # Only the first is ended early: its second record comes after that of the other call.
     asked = (("a", None), ("b", 2))
-    short = ShortEngine(stopping(renderer, one_in=10**9), piece_tokens=3)
+    short = ScriptedEngine(stopping(renderer, one_in=10**9), piece_tokens=3)
+    short.most_tokens = 3
     async with an_episode(shared_of(renderer, broker, short), broker.lease()) as calls:
         answers = await asyncio.gather(*(ask(calls, [user(text)], max_tokens=most) for text, most in asked))
     assert [(each.finish_reason, len(each.token_ids)) for each in answers] == [("length", 3), ("length", 2)]

@@ -19,7 +19,7 @@ from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.rollout.sglang.adapters import Adapter
-from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
+from gspo_services.rollout.sglang.answers import ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.weights.adapter_parts import adapter_parts
 from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
@@ -28,6 +28,7 @@ from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.settings import load_settings
+from tests.support.engines.scripted_engine import ScriptedEngine
 
 BASE = {"model.embed_tokens.weight": torch.ones(64, 2), "lm_head.weight": torch.ones(64, 2)}
 PLAN = AdapterPlan(rank=2, alpha=4.0, slots=2, tolerance=1e-4, mode="retract")
@@ -44,6 +45,8 @@ class Adapters:
         self.loaded = ["gspo-00-1-v3", "somebody-elses"]
         self.calls: list[str] = []
         self.refuse = ""
+        self.used: set[str] = set()
+        self.stuck: set[str] = set()
 
     async def load(self, name: str, path: Path) -> None:
         assert sorted(os.listdir(path)) == ["adapter_config.json", "adapter_model.safetensors"]
@@ -61,35 +64,22 @@ class Adapters:
     async def prompt_logprobs(self, name: str, token_ids: list[int]) -> list[float]:
         return [-0.5] * (len(token_ids) - 1)
 
-
-class Engine:
-    def __init__(self, **changes: Any) -> None:
-        self.adapters = Adapters()
-        self.info = ServerInfo(**(INFO | changes))
-        self.checksums = PublishedBase(copy_weights(BASE.items()))._compute("cpu")
-        self.said_version: int | None = 7
-        self.used: set[str] = set()
-        self.stuck: set[str] = set()
-
-    async def server_info(self) -> ServerInfo:
-        return self.info
-
-    async def weights_checksums(self) -> list[RankChecksums]:
-        return [RankChecksums(checksums=self.checksums)]
-
-    async def weight_version(self) -> int | None:
-        return self.said_version
-
     def serve(self, adapters: Mapping[str, Adapter]) -> None:
-        self.adapters.calls += [f"serve {name}v{adapter.version}" for name, adapter in adapters.items()]
+        self.calls += [f"serve {name}v{adapter.version}" for name, adapter in adapters.items()]
 
-    def uses(self, name: str) -> bool:
-        return name in self.used
-
-    async def cut(self, name: str) -> bool:
+    def cut(self, name: str) -> bool:
         self.used.discard(name)
-        self.adapters.calls.append(f"cut {name.rpartition('-')[2]}")
+        self.calls.append(f"cut {name.rpartition('-')[2]}")
         return name not in self.stuck
+
+
+def an_engine(**changes: Any) -> ScriptedEngine:
+    engine = ScriptedEngine()
+    engine.adapters = Adapters()
+    engine.info = ServerInfo(**(INFO | changes))
+    engine.ranks = [PublishedBase(copy_weights(BASE.items()))._compute("cpu")]
+    engine.said_version = 7
+    return engine
 
 
 def published(version: int, rank: int = 2, **changes: Any) -> Snapshot:
@@ -118,15 +108,17 @@ def replica_of(snapshot: Snapshot, checksums: dict[str, str] | None = None) -> R
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
+def engine() -> ScriptedEngine:
+    return an_engine()
 
 
-def loader(engine: Engine, directory: Path, plan: AdapterPlan = PLAN) -> AdapterLoader:
+def loader(engine: ScriptedEngine, directory: Path, plan: AdapterPlan = PLAN) -> AdapterLoader:
     return AdapterLoader(engine, Verifier(engine), directory, plan)  # type: ignore[arg-type]
 
 
-async def test_an_adapter_is_loaded_and_only_then_served_and_the_former_one_unloaded(engine: Engine, tmp_path: Path) -> None:
+async def test_an_adapter_is_loaded_and_only_then_served_and_the_former_one_unloaded(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     adapters = loader(engine, tmp_path)
     for version in (4, 5):
         loaded = await adapters.load(replica_of(published(version)))
@@ -139,35 +131,37 @@ async def test_an_adapter_is_loaded_and_only_then_served_and_the_former_one_unlo
     assert list((tmp_path / "loaded").iterdir()) == [], "SGLang must not find the files of an unloaded adapter"
 
 
-async def test_in_place_an_adapter_in_use_stays_until_its_slot_is_wanted(engine: Engine, tmp_path: Path) -> None:
+async def test_in_place_an_adapter_in_use_stays_until_its_slot_is_wanted(engine: ScriptedEngine, tmp_path: Path) -> None:
     adapters = loader(engine, tmp_path, AdapterPlan(rank=2, alpha=4.0, slots=2, tolerance=1e-4, mode="in_place"))
     for version in (4, 5, 6):
         loaded = await adapters.load(replica_of(published(version)))
         (adapter,) = loaded.values()
-        engine.used.add(adapter.name)
+        engine.adapters.used.add(adapter.name)
         adapters.serve(loaded)
         await adapters.retire_former()
     assert engine.adapters.calls == ["unload v3", "serve v4", "serve v5", "cut v4", "unload v4", "serve v6"]
 
 
-async def test_in_place_nothing_is_cut_while_there_are_slots(engine: Engine, tmp_path: Path) -> None:
+async def test_in_place_nothing_is_cut_while_there_are_slots(engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.info = ServerInfo(**(INFO | {"max_loras_per_batch": 9}))
     adapters = loader(engine, tmp_path, AdapterPlan(rank=2, alpha=4.0, slots=8, tolerance=1e-4, mode="in_place"))
     for version in range(4, 9):
         loaded = await adapters.load(replica_of(published(version)))
         (adapter,) = loaded.values()
-        engine.used.add(adapter.name)
+        engine.adapters.used.add(adapter.name)
         adapters.serve(loaded)
         await adapters.retire_former()
     assert engine.adapters.calls == ["unload v3", *(f"serve v{version}" for version in range(4, 9))]
 
 
-async def test_an_adapter_whose_requests_do_not_end_is_unloaded_with_a_later_version(engine: Engine, tmp_path: Path) -> None:
+async def test_an_adapter_whose_requests_do_not_end_is_unloaded_with_a_later_version(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     adapters = loader(engine, tmp_path)
     for version in (4, 5, 6):
         loaded = await adapters.load(replica_of(published(version)))
         (adapter,) = loaded.values()
-        engine.stuck = {adapter.name} if version == 4 else engine.stuck if version == 5 else set()
+        engine.adapters.stuck = {adapter.name} if version == 4 else engine.adapters.stuck if version == 5 else set()
         adapters.serve(loaded)
         await adapters.retire_former()
     assert [call for call in engine.adapters.calls if not call.startswith("cut")] == [
@@ -189,7 +183,7 @@ async def test_a_server_that_cannot_hold_the_adapters_is_named_with_what_it_lack
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ServiceError) as caught:
-        await loader(Engine(**changes), tmp_path).load(replica_of(published(4)))
+        await loader(an_engine(**changes), tmp_path).load(replica_of(published(4)))
     assert said in str(caught.value)
     wanted = "--enable-lora --max-lora-rank 2 --max-loras-per-batch 3 --lora-target-modules q_proj k_proj v_proj o_proj"
     assert wanted == " ".join(lora_arguments(2, 2))
@@ -197,17 +191,21 @@ async def test_a_server_that_cannot_hold_the_adapters_is_named_with_what_it_lack
 
 
 async def test_a_server_that_says_all_modules_can_hold_any(tmp_path: Path) -> None:
-    loaded = await loader(Engine(lora_target_modules=["all"]), tmp_path).load(replica_of(published(4)))
+    loaded = await loader(an_engine(lora_target_modules=["all"]), tmp_path).load(replica_of(published(4)))
     assert [adapter.version for adapter in loaded.values()] == [4]
 
 
-async def test_a_server_without_a_version_of_its_own_is_refused(engine: Engine, tmp_path: Path) -> None:
-    engine.said_version = None
+async def test_a_server_without_a_version_of_its_own_is_refused(
+    engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "weight_version", AsyncMock(return_value=None))
     with pytest.raises(ServiceError, match="without a number as --weight-version; start it with 0"):
         await loader(engine, tmp_path).load(replica_of(published(4)))
 
 
-async def test_nothing_is_loaded_before_the_learner_has_said_what_its_model_is(engine: Engine, tmp_path: Path) -> None:
+async def test_nothing_is_loaded_before_the_learner_has_said_what_its_model_is(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     adapters = loader(engine, tmp_path)
     with pytest.raises(BaseUnknownError):
         await adapters.load(replica_of(published(4), checksums={}))
@@ -221,14 +219,14 @@ async def test_an_engine_that_reports_no_checksums_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ServiceError, match="cannot be verified: no checksum is known for an engine on 'xpu'"):
-        await loader(Engine(device="xpu"), tmp_path).load(replica_of(published(4), checksums={}))
-    silent = Engine()
+        await loader(an_engine(device="xpu"), tmp_path).load(replica_of(published(4), checksums={}))
+    silent = an_engine()
     monkeypatch.setattr(silent, "weights_checksums", AsyncMock(side_effect=EngineError("404: no such endpoint")))
     with pytest.raises(EngineError, match="no such endpoint"):
         await loader(silent, tmp_path).load(replica_of(published(4), checksums={}))
 
 
-async def test_a_learner_that_goes_on_with_another_model_is_asked_what_it_is(engine: Engine, tmp_path: Path) -> None:
+async def test_a_learner_that_goes_on_with_another_model_is_asked_what_it_is(engine: ScriptedEngine, tmp_path: Path) -> None:
     adapters = loader(engine, tmp_path)
     await adapters.load(replica_of(published(4)))
     other = PublishedBase(copy_weights({**BASE, "lm_head.weight": torch.zeros(64, 2)}.items()))
@@ -240,9 +238,9 @@ async def test_a_learner_that_goes_on_with_another_model_is_asked_what_it_is(eng
 
 @pytest.mark.parametrize(("absent", "is_fine"), [("lm_head.weight", True), ("model.embed_tokens.weight", False)])
 async def test_only_a_head_that_is_the_embedding_may_be_missing(
-    engine: Engine, tmp_path: Path, absent: str, is_fine: bool
+    engine: ScriptedEngine, tmp_path: Path, absent: str, is_fine: bool
 ) -> None:
-    engine.checksums = {name: value for name, value in engine.checksums.items() if name != absent}
+    engine.ranks = [{name: value for name, value in engine.ranks[0].items() if name != absent}]
     try:
         await loader(engine, tmp_path).load(replica_of(published(4)))
     except ServiceError as error:
@@ -252,14 +250,14 @@ async def test_only_a_head_that_is_the_embedding_may_be_missing(
         assert is_fine
 
 
-async def test_an_adapter_that_the_server_refuses_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
+async def test_an_adapter_that_the_server_refuses_leaves_nothing(engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.adapters.refuse = "no room"
     with pytest.raises(EngineError, match="no room"):
         await loader(engine, tmp_path).load(replica_of(published(4)))
     assert list((tmp_path / "loaded").iterdir()) == []
 
 
-async def test_an_adapter_that_moves_log_probs_otherwise_is_unloaded(engine: Engine, tmp_path: Path) -> None:
+async def test_an_adapter_that_moves_log_probs_otherwise_is_unloaded(engine: ScriptedEngine, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=r"gives token 2 of the probe the log-prob -0.50000, the learner -0.50100"):
         await loader(engine, tmp_path).load(replica_of(published(4, probe=([1, 2, 3], [-0.5, -0.501]))))
     assert engine.adapters.loaded == ["somebody-elses"]
@@ -269,12 +267,12 @@ async def test_an_adapter_that_moves_log_probs_otherwise_is_unloaded(engine: Eng
 
 
 async def test_a_server_that_reports_slots_must_report_this_one(tmp_path: Path) -> None:
-    engine = Engine(custom_weight_loader=["gspo_services.shared.sglang_cpu.adapters.slots"])
+    engine = an_engine(custom_weight_loader=["gspo_services.shared.sglang_cpu.adapters.slots"])
 
     async def nothing(name: str) -> dict[str, str]:
         return {}
 
-    engine.adapters.slots = nothing  # type: ignore[attr-defined]
+    engine.adapters.slots = nothing
     with pytest.raises(VerificationError, match="4 of 4 matrices in the engine differ"):
         await loader(engine, tmp_path).load(replica_of(published(4)))
 
@@ -283,12 +281,14 @@ SEVERAL: dict[str, Any] = {"rank": 4, "names": ["sums", "words"], "probe": ([1, 
 """A version of two adapters of rank 2."""
 
 
-def of_two(engine: Engine, directory: Path) -> AdapterLoader:
+def of_two(engine: ScriptedEngine, directory: Path) -> AdapterLoader:
     engine.info = ServerInfo(**(INFO | {"max_loras_per_batch": 5}))
     return loader(engine, directory, replace(PLAN, names=("sums", "words")))
 
 
-async def test_several_adapters_of_a_version_are_loaded_served_and_retired_together(engine: Engine, tmp_path: Path) -> None:
+async def test_several_adapters_of_a_version_are_loaded_served_and_retired_together(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     adapters = of_two(engine, tmp_path)
     for version in (4, 5):
         loaded = await adapters.load(replica_of(published(version, **SEVERAL)))
@@ -301,21 +301,21 @@ async def test_several_adapters_of_a_version_are_loaded_served_and_retired_toget
     assert engine.adapters.loaded == ["somebody-elses", *(adapter.name for adapter in loaded.values())]
 
 
-async def test_one_wrong_adapter_of_several_leaves_none_of_its_version(engine: Engine, tmp_path: Path) -> None:
+async def test_one_wrong_adapter_of_several_leaves_none_of_its_version(engine: ScriptedEngine, tmp_path: Path) -> None:
     wrong = SEVERAL | {"probe": ([1, 2, 3], [-0.5, -0.5, -0.5, -0.6])}
     with pytest.raises(VerificationError, match=r"gives token 2 of the probe the log-prob -0.50000, the learner -0.60000"):
         await of_two(engine, tmp_path).load(replica_of(published(4, **wrong)))
     assert engine.adapters.loaded == ["somebody-elses"]
 
 
-async def test_one_that_stays_in_use_alone_keeps_its_slot(engine: Engine, tmp_path: Path) -> None:
+async def test_one_that_stays_in_use_alone_keeps_its_slot(engine: ScriptedEngine, tmp_path: Path) -> None:
     adapters = of_two(engine, tmp_path)
     for version in (4, 5, 6):
         loaded = await adapters.load(replica_of(published(version, **SEVERAL)))
         if version == 4:
-            engine.stuck = {loaded["words"].name}
+            engine.adapters.stuck = {loaded["words"].name}
         if version == 6:
-            engine.stuck.clear()
+            engine.adapters.stuck.clear()
         adapters.serve(loaded)
         await adapters.retire_former()
     assert engine.adapters.loaded == ["somebody-elses", *(adapter.name for adapter in loaded.values())]
@@ -329,13 +329,13 @@ async def test_one_that_stays_in_use_alone_keeps_its_slot(engine: Engine, tmp_pa
     ],
 )
 async def test_other_adapters_than_those_of_the_settings_are_refused(
-    engine: Engine, tmp_path: Path, changes: dict[str, Any], text: str
+    engine: ScriptedEngine, tmp_path: Path, changes: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ServiceError, match=re.escape(text)):
         await of_two(engine, tmp_path).load(replica_of(published(4, **changes)))
 
 
-async def test_several_need_a_matrix_and_a_slot_each(engine: Engine, tmp_path: Path) -> None:
+async def test_several_need_a_matrix_and_a_slot_each(engine: ScriptedEngine, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="and the adapter's rank is 2, of 2 adapters"):
         await of_two(engine, tmp_path).load(replica_of(published(4, **SEVERAL | {"rank": 2})))
     adapters = of_two(engine, tmp_path)

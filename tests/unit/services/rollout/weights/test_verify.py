@@ -8,14 +8,12 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from gspo_protocol.messages import TensorInfo
-from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
+from gspo_services.rollout.sglang.answers import RankChecksums
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.weights.verify import Verification, Verifier, compare, compare_ranks
 from gspo_services.shared.weights.checksums import (
-    Checksum,
     engine_hash,
     hash_function,
     sha256_checksum,
@@ -23,7 +21,6 @@ from gspo_services.shared.weights.checksums import (
     xxh3_checksum,
 )
 from gspo_services.shared.weights.engine_parameters import checksums_of, merge
-from gspo_services.shared.weights.spread import Spread
 from tests.support.engines.cut_by_torch import Weights, bits, random_weights, rank_weights
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.snapshots import snapshot_of
@@ -155,34 +152,24 @@ def test_checksums_show_their_hash() -> None:
     assert engine_hash("cpu", []) == "cpu", "an engine that says nothing holds nothing"
 
 
-class ChangingEngine(ScriptedEngine):
-    """Counts how often it is asked for its checksums, and makes them with ``checksum``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_asked = 0
-        self.checksum: Checksum = xxh3_checksum
-
-    async def weights_checksums(self) -> list[RankChecksums]:
-        self.num_asked += 1
-        made = {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
-        return [RankChecksums(checksums=made)]
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    made = ScriptedEngine()
+    made.checksum = xxh3_checksum
+    made.loaded = {info.name: (info, data) for info, data in layer()}
+    return made
 
 
-async def test_an_engine_is_asked_once_for_its_hash() -> None:
-    engine = ChangingEngine()
-    engine.loaded = {info.name: (info, data) for info, data in layer()}
+async def test_an_engine_is_asked_once_for_its_hash(engine: ScriptedEngine) -> None:
     verifier = Verifier(cast(Engine, engine))
     expected = await verifier.expect(layer())
-    assert engine.num_asked == 1
+    assert engine.num_checksums == 1
     assert (await verifier.verify(expected)).ok
     await verifier.expect(layer())
-    assert engine.num_asked == 2
+    assert engine.num_checksums == 2
 
 
-async def test_an_engine_that_changes_its_hash_is_verified_at_the_next_try() -> None:
-    engine = ChangingEngine()
-    engine.loaded = {info.name: (info, data) for info, data in layer()}
+async def test_an_engine_that_changes_its_hash_is_verified_at_the_next_try(engine: ScriptedEngine) -> None:
     verifier = Verifier(cast(Engine, engine))
     expected = await verifier.expect(layer())
     engine.checksum = sha256_checksum
@@ -190,23 +177,16 @@ async def test_an_engine_that_changes_its_hash_is_verified_at_the_next_try() -> 
     assert (await verifier.verify(await verifier.expect(layer()))).ok
 
 
-class ShardedEngine(ScriptedEngine):
+def sharded(*held: Weights) -> ScriptedEngine:
     """Two ranks, each with a version of its own."""
+    engine = ScriptedEngine()
+    engine.ranks = shards_of(*held)
+    return engine
 
-    def __init__(self, *held: Weights) -> None:
-        super().__init__()
-        self.held = list(held)
-        self.spread = Spread(tensor=2)
 
-    async def weights_checksums(self) -> list[RankChecksums]:
-        ranks = [rank_weights(weights, rank, tensor=2) for rank, weights in enumerate(self.held)]
-        return [
-            RankChecksums(checksums={name: xxh3_checksum([bits(each)]) for name, each in weights.items()}, rank=rank)
-            for rank, weights in enumerate(ranks)
-        ]
-
-    async def server_info(self) -> ServerInfo:
-        return structs.replace(await super().server_info(), tp_size=self.spread.tensor)
+def shards_of(*held: Weights) -> list[dict[str, str]]:
+    ranks = [rank_weights(weights, rank, tensor=2) for rank, weights in enumerate(held)]
+    return [{name: xxh3_checksum([bits(each)]) for name, each in weights.items()} for weights in ranks]
 
 
 def sent_of(weights: Weights) -> list[tuple[TensorInfo, Any]]:
@@ -216,24 +196,24 @@ def sent_of(weights: Weights) -> list[tuple[TensorInfo, Any]]:
 
 async def test_each_rank_is_compared_with_its_own_shards_and_named_with_what_it_has() -> None:
     before, after = random_weights(seed=1), random_weights(seed=2)
-    engine = ShardedEngine(before, before)
+    engine = sharded(before, before)
     verifier = Verifier(cast(Engine, engine), kv_heads=2)
     assert (await verifier.verify(await verifier.expect(sent_of(before)))).ok
     expected = await verifier.expect(sent_of(after))
-    engine.held = [after, before]
+    engine.ranks = shards_of(after, before)
     missed = await verifier.verify(expected)
     assert missed.mismatched == [f"rank 1: {name} (it has the shard of the version before)" for name in expected.ranks[1]]
     odd = dict(after)
     odd["model.norm.weight"] = odd["model.norm.weight"] + 1
-    engine.held = [odd, after]
+    engine.ranks = shards_of(odd, after)
     assert (await verifier.verify(expected)).mismatched == ["rank 0: model.norm.weight"]
-    engine.held = [after, after]
+    engine.ranks = shards_of(after, after)
     assert (await verifier.verify(expected)).ok
 
 
 async def test_shards_that_ranks_have_swapped_are_named() -> None:
     weights = random_weights(experts=4)
-    engine = ShardedEngine(weights, weights)
+    engine = sharded(weights, weights)
     verifier = Verifier(cast(Engine, engine), kv_heads=2)
     expected = await verifier.expect(sent_of(weights))
     right = await engine.weights_checksums()
@@ -252,7 +232,7 @@ async def test_shards_that_ranks_have_swapped_are_named() -> None:
 
 async def test_a_server_of_another_number_of_ranks_is_another_server() -> None:
     weights = random_weights()
-    engine = ShardedEngine(weights, weights)
+    engine = sharded(weights, weights)
     verifier = Verifier(cast(Engine, engine), kv_heads=2)
     expected = await verifier.expect(sent_of(weights))
     one = compare_ranks(expected, [RankChecksums(checksums={})])

@@ -1,7 +1,5 @@
 """A sandbox that fails, and jobs that are none: nothing is worth 0 for them."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,70 +9,25 @@ import pytest
 from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments import RewardPool
 from gspo_services.tasks.environments.programs import TOOLCHAINS
-from gspo_services.tasks.sandbox import RunOutcome, Sandbox, SandboxError, SandboxLimits
+from gspo_services.tasks.sandbox import RunOutcome, SandboxError
+from tests.support.sandboxes import ScriptedSandbox, ScriptedSandboxes, outcome
 
 TASK = {"place": "rows.jsonl, line 7", "problem": {"tests": [{"input": "", "output": "7"}]}}
 
 
-class EchoSandbox:
-    """Every program prints 7."""
+def sevens(*, num_failures: int = 0, num_slow: int = 0) -> ScriptedSandboxes:
+    """Every program prints 7. The first sandboxes fail, and the first runs are ended by the clock."""
 
-    def __init__(self, failure: Exception | None) -> None:
-        self._failure = failure
+    def run(_: ScriptedSandbox) -> RunOutcome:
+        if sandboxes.num_sandboxes <= num_failures:
+            raise SandboxError("the sandbox has ended")
+        ended = replace(outcome(0, b"7\n"), wall_s=1.0)
+        if len(sandboxes.limits) > num_slow:
+            return ended
+        return replace(ended, limit="wall", exit_code=None, wall_s=sandboxes.limits[-1].wall_s)
 
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        """Nothing is kept."""
-
-    async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
-        return await self.run(command, limits)
-
-    async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        if self._failure is not None:
-            raise self._failure
-        return RunOutcome(exit_code=0, signal=None, limit=None, stdout=b"7\n", stderr=b"", wall_s=1.0, cpu_s=0.1)
-
-
-class SlowSandboxes:
-    """The first runs are ended by the clock."""
-
-    def __init__(self, num_slow: int) -> None:
-        self.num_slow = num_slow
-        self.limits: list[SandboxLimits] = []
-
-    @property
-    def walls(self) -> list[float]:
-        return [limits.wall_s for limits in self.limits]
-
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Sandbox]:
-        yield SlowSandbox(self)
-
-
-class SlowSandbox(EchoSandbox):
-    """See ``SlowSandboxes``."""
-
-    def __init__(self, sandboxes: SlowSandboxes) -> None:
-        super().__init__(None)
-        self._sandboxes = sandboxes
-
-    async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        outcome = await super().run(command, limits, stdin)
-        self._sandboxes.limits.append(limits)
-        slow = len(self._sandboxes.limits) <= self._sandboxes.num_slow
-        return replace(outcome, limit="wall", exit_code=None, wall_s=limits.wall_s) if slow else outcome
-
-
-class FailingSandboxes:
-    """The first sandboxes fail."""
-
-    def __init__(self, num_failures: int) -> None:
-        self.num_sandboxes = 0
-        self._num_failures = num_failures
-
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Sandbox]:
-        self.num_sandboxes += 1
-        yield EchoSandbox(SandboxError("the sandbox has ended") if self.num_sandboxes <= self._num_failures else None)
+    sandboxes = ScriptedSandboxes(runs=run)
+    return sandboxes
 
 
 def job(**changes: Any) -> RewardJob:
@@ -86,7 +39,7 @@ def job(**changes: Any) -> RewardJob:
 
 
 async def test_a_sandbox_that_fails_is_replaced_once() -> None:
-    sandboxes = FailingSandboxes(1)
+    sandboxes = sevens(num_failures=1)
     async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job())
     assert (result.reward, result.failure, sandboxes.num_sandboxes) == (1.0, None, 2)
@@ -94,18 +47,18 @@ async def test_a_sandbox_that_fails_is_replaced_once() -> None:
 
 async def test_what_the_clock_has_ended_runs_once_more_with_more_time() -> None:
     """It may have waited for a processor."""
-    sandboxes = SlowSandboxes(1)
+    sandboxes = sevens(num_slow=1)
     async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job(rules={"test_s": 2.0}))
-    assert (result.reward, sandboxes.walls) == (1.0, [6.0, 24.0])
-    async with RewardPool(sandboxes=SlowSandboxes(2)) as pool:
+    assert (result.reward, [each.wall_s for each in sandboxes.limits]) == (1.0, [6.0, 24.0])
+    async with RewardPool(sandboxes=sevens(num_slow=2)) as pool:
         result = await pool.grade(job(rules={"test_s": 2.0}))
     assert (result.reward, result.components["limit_wall"]) == (0.0, 1.0)
 
 
 async def test_a_solution_that_the_clock_has_ended_is_tried_again_for_the_next_program() -> None:
     task = {**TASK, "problem": {**TASK["problem"], "solution": "print(7)"}}  # type: ignore[dict-item]
-    async with RewardPool(sandboxes=SlowSandboxes(2)) as pool:
+    async with RewardPool(sandboxes=sevens(num_slow=2)) as pool:
         first = await pool.grade(job(task=task, rules={"try_solution": True}))
         second = await pool.grade(job(task=task, rules={"try_solution": True}))
     assert (first.reward, first.failure) == (None, "bad_task")
@@ -115,7 +68,7 @@ async def test_a_solution_that_the_clock_has_ended_is_tried_again_for_the_next_p
 
 async def test_a_problems_own_limits_come_first_and_a_wait_for_a_processor_uses_up_little() -> None:
     """Each run takes 1 s by the clock, and 0.1 s of a processor."""
-    sandboxes, test = SlowSandboxes(0), {"input": "", "output": "7"}
+    sandboxes, test = sevens(), {"input": "", "output": "7"}
     limits = {"time_limit_s": 1.5, "memory_bytes": 64 << 20, "total_s": 1.55}
     async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job(task={**TASK, "problem": {"tests": [test, test], **limits}}))
@@ -125,13 +78,13 @@ async def test_a_problems_own_limits_come_first_and_a_wait_for_a_processor_uses_
 
 
 async def test_an_answer_without_a_program_is_worth_0() -> None:
-    async with RewardPool(sandboxes=SlowSandboxes(0)) as pool:
+    async with RewardPool(sandboxes=sevens()) as pool:
         result = await pool.grade(job(source=None))
     assert (result.reward, result.components["no_program"], result.components["solved"]) == (0.0, 1.0, 0.0)
 
 
 async def test_a_sandbox_that_fails_twice_scores_nobody() -> None:
-    sandboxes = FailingSandboxes(2)
+    sandboxes = sevens(num_failures=2)
     async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job())
     assert (result.reward, result.failure, result.detail) == (None, "sandbox", "the sandbox has ended")
@@ -158,7 +111,7 @@ async def test_a_sandbox_that_fails_twice_scores_nobody() -> None:
     ],
 )
 async def test_a_job_or_task_that_is_none_scores_nobody(changes: dict[str, Any], reason: str, says: str) -> None:
-    async with RewardPool(sandboxes=FailingSandboxes(0)) as pool:
+    async with RewardPool(sandboxes=sevens()) as pool:
         result = await pool.grade(job(**changes))
     assert (result.reward, result.failure) == (None, reason)
     assert says in result.detail
@@ -168,7 +121,7 @@ async def test_without_a_sandbox_or_with_another_grader_there_is_no_reward() -> 
     async with RewardPool() as pool:
         result = await pool.grade(job())
     assert (result.reward, result.failure) == (None, "sandbox")
-    async with RewardPool(sandboxes=FailingSandboxes(0)) as pool:
+    async with RewardPool(sandboxes=sevens()) as pool:
         result = await pool.grade(RewardJob(grader="essays", arguments={}))
     assert (result.reward, result.failure, result.detail) == (
         None,

@@ -1,17 +1,9 @@
-"""How long a broker takes to resume a run, and an audit to check it, by the number of trajectories in the ledger.
+"""A ledger that has trained any number of batches, as a broker wrote it: what a resume is measured on.
 
-    python benchmarks/broker_resume.py --sizes 10000 100000 1000000 --directory /tmp/ledgers
-
-Each ledger holds trained batches of 32 groups of 8 trajectories (two chunks of 40 tokens each), and one batch's groups that
-are still under way. Each measurement runs in its own process.
+It holds trained batches of 32 groups of 8 trajectories (two chunks of 40 tokens each), and one batch's groups that are
+still under way.
 """
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from gspo_protocol.messages import Chunk, GroupSampling, Segment, VersionRun
-from gspo_services.broker.ledger import Ledger, LedgerConfig, batch_stats
+from gspo_services.broker.ledger import batch_stats
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.rows import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
 from gspo_services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
-from gspo_services.runs.audit import audit_run
-from gspo_services.shared.schedules import RunSchedules
 from gspo_services.shared.settings import Settings, write_run_settings
 from gspo_services.shared.settings.sections import BatchSection, Run
 
@@ -132,57 +122,3 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
                 line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
             store.commit(RowChanges(rows=rows, chunks=stored, lines=[] if under_way else [line]))
         MetricsFile(directory / METRICS_FILE).append(store.metrics_after(0))
-
-
-def resume(directory: Path) -> None:
-    """Read everything that a broker reads before it binds its sockets."""
-    MetricsFile(directory / METRICS_FILE)
-    with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
-        config = LedgerConfig(
-            run_id=store.run_id, fingerprint="f", seed=0, num_batches=10**6, group_size=GROUP_SIZE,
-            groups_per_batch=GROUPS_PER_BATCH, max_lag=2, schedules=RunSchedules(Settings()),
-            lease_s=15.0, idle_lease_s=900.0, max_attempts=4,
-            failure_budget=20, evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
-        )  # fmt: skip
-        ledger = Ledger(config, store.contents(), 0.0)
-        store.elapsed_s()
-        assert ledger.state.groups.num_training == GROUPS_PER_BATCH
-
-
-def measure(what: str, directory: Path) -> dict[str, float]:
-    begin, cpu_begin = time.perf_counter(), time.process_time()
-    if what == "resume":
-        resume(directory)
-    else:
-        audit = audit_run(directory)
-        assert audit.clean, audit.problems[:5]
-    seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
-    return {"seconds": seconds, "cpu_s": cpu_s, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="trajectories")
-    parser.add_argument("--directory", type=Path, required=True, help="where ledgers are made, and kept for the next run")
-    parser.add_argument("--measure", choices=["resume", "audit"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.directory)))
-        return
-    print("| trajectories | ledger (MiB) | resume (s; CPU) | audit (s; CPU) | audit's memory (MiB) |")
-    print("|---|---|---|---|---|")
-    for size in arguments.sizes:
-        directory = arguments.directory / str(size)
-        if not directory.exists():
-            write_ledger(directory, size)
-        results = []
-        for what in ("resume", "audit"):
-            command = [sys.executable, __file__, "--directory", str(directory), "--measure", what]
-            results.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        mib = (directory / LEDGER_FILE).stat().st_size / 2**20
-        times = [f"{result['seconds']:.2f}; {result['cpu_s']:.2f}" for result in results]
-        print(f"| {size:,} | {mib:,.0f} | {times[0]} | {times[1]} | {results[1]['mib']:.0f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
