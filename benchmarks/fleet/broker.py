@@ -13,7 +13,7 @@ from tests.support.broker.process import BrokerProcess
 from tests.support.processes.ports import free_ports
 
 
-class FleetBroker:
+class MeasuredProcess:
     """A real broker process."""
 
     def __init__(self, directory: Path, settings: dict[str, dict[str, Any]], module: str) -> None:
@@ -29,7 +29,7 @@ class FleetBroker:
         self._process = BrokerProcess(own, sections, module=module)
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator["FleetBroker"]:
+    async def running(self) -> AsyncIterator["MeasuredProcess"]:
         """Start it; whatever happens, it is not left."""
         try:
             await self._process.start()

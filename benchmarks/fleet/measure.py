@@ -13,7 +13,7 @@ import psutil
 import zmq.asyncio
 
 from benchmarks.broker_intake.child import Child
-from benchmarks.fleet.broker import FleetBroker
+from benchmarks.fleet.broker import MeasuredProcess
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import Load, run_settings
 from gspo_services.runs.audit import audit_run
@@ -82,7 +82,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def observed(
-    fleet: FakeFleet, broker: FleetBroker, seconds: float, during: Callable[[], Awaitable[None]] | None = None
+    fleet: FakeFleet, broker: MeasuredProcess, seconds: float, during: Callable[[], Awaitable[None]] | None = None
 ) -> dict[str, Any]:
     """What happens in the next ``seconds``, in which ``during`` is carried out."""
     clock = MonotonicClock()
@@ -123,7 +123,7 @@ async def _awaited(action: Callable[[], Awaitable[None]]) -> None:
     await action()
 
 
-async def churned(fleet: FakeFleet, broker: FleetBroker, plan: Plan) -> dict[str, Any]:
+async def churned(fleet: FakeFleet, broker: MeasuredProcess, plan: Plan) -> dict[str, Any]:
     """The same while rollouts are killed, leave in order, and as many others join."""
     lost = max(1, round(plan.churn * plan.rollouts))
     left = lost // 2
@@ -137,7 +137,7 @@ async def churned(fleet: FakeFleet, broker: FleetBroker, plan: Plan) -> dict[str
     return {"lost": lost, "left": left, "joined": lost + left, **await observed(fleet, broker, plan.seconds, change)}
 
 
-async def killed(fleet: FakeFleet, broker: FleetBroker, plan: Plan) -> dict[str, Any]:
+async def killed(fleet: FakeFleet, broker: MeasuredProcess, plan: Plan) -> dict[str, Any]:
     """kill -9 of the broker, and the time until every rollout had something new acknowledged by it."""
     clock = MonotonicClock()
     await fleet.ask(watch=True)
@@ -175,7 +175,7 @@ def missing(ledger: Path, acknowledged: dict[int, tuple[int, int]]) -> list[str]
     return found
 
 
-async def proven(fleet: FakeFleet, broker: FleetBroker, directory: Path) -> dict[str, Any]:
+async def proven(fleet: FakeFleet, broker: MeasuredProcess, directory: Path) -> dict[str, Any]:
     """Stop the broker, and compare what was acknowledged with what it has."""
     acknowledged: dict[int, tuple[int, int]] = {}
     for answer in await fleet.ask(acknowledged=str(directory)):
@@ -194,11 +194,11 @@ async def proven(fleet: FakeFleet, broker: FleetBroker, directory: Path) -> dict
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tuple[FleetBroker, FakeFleet, FakeLearner]]:
+async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tuple[MeasuredProcess, FakeFleet, FakeLearner]]:
     """A broker with a learner that takes batches, and the processes of a fleet without rollouts yet."""
     context = zmq.asyncio.Context()
     settings = run_settings(plan.rollouts, plan.load.chunk_tokens, plan.lease_s)
-    async with FleetBroker(directory, settings, module).running() as broker, contextlib.AsyncExitStack() as stack:
+    async with MeasuredProcess(directory, settings, module).running() as broker, contextlib.AsyncExitStack() as stack:
         stack.callback(context.destroy, linger=0)
         learner = FakeLearner(context, broker.batch_endpoint, MonotonicClock())
         arguments = (broker.work_endpoint, str(plan.load.pace), str(plan.load.chunk_tokens))

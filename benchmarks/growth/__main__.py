@@ -26,7 +26,7 @@ import psutil
 import zmq.asyncio
 
 from benchmarks.broker_intake.child import Child
-from benchmarks.fleet.broker import FleetBroker
+from benchmarks.fleet.broker import MeasuredProcess
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import run_settings
 from benchmarks.fleet.measure import FakeFleet
@@ -48,11 +48,11 @@ LEAST: Final = 20
 
 
 @asynccontextmanager
-async def the_run(directory: Path) -> AsyncIterator[tuple[FleetBroker, FakeLearner]]:
+async def the_run(directory: Path) -> AsyncIterator[tuple[MeasuredProcess, FakeLearner]]:
     """A broker that works as fast as it can."""
     context = zmq.asyncio.Context()
     settings = run_settings(ROLLOUTS, CHUNK_TOKENS, LEASE_S)
-    async with FleetBroker(directory, settings, "gspo_services.broker").running() as broker:
+    async with MeasuredProcess(directory, settings, "gspo_services.broker").running() as broker:
         with ExitStack() as stack:
             stack.callback(context.destroy, linger=0)
             learner = FakeLearner(context, broker.batch_endpoint, MonotonicClock(), num_metrics=NUM_METRICS)
@@ -67,7 +67,7 @@ async def the_run(directory: Path) -> AsyncIterator[tuple[FleetBroker, FakeLearn
                 await asyncio.wait([learning])
 
 
-async def reached(learner: FakeLearner, batches: int, broker: FleetBroker) -> None:
+async def reached(learner: FakeLearner, batches: int, broker: MeasuredProcess) -> None:
     """Wait until so many batches are trained. Raises: RuntimeError when the broker has ended."""
     while learner.num_batches < batches:
         broker.cpu_s()
@@ -83,7 +83,7 @@ def on_disk(run: Path) -> dict[str, float]:
     return {**{kind: size / 2**20 for kind, size in found.items()}, "other MiB": other / 2**20, "files": len(sizes)}
 
 
-async def figures(broker: FleetBroker, cpu_s: float, batches: int) -> dict[str, float]:
+async def figures(broker: MeasuredProcess, cpu_s: float, batches: int) -> dict[str, float]:
     """All figures of one mark. ``cpu_s``: of the broker for the last ``batches``."""
     takes, run = broker.takes(), broker.run_directory
     found: dict[str, float] = {"broker CPU ms a batch": 1e3 * cpu_s / batches}

@@ -21,7 +21,7 @@ from gspo.mismatch import MismatchTracker, mismatch_moments
 from gspo.model.packing import TrainGroup
 from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from gspo_services.learner.plan import deal_groups, rows_of_groups
+from gspo_services.learner.plan import BatchRows, deal_groups
 from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
 from gspo_services.shared.settings.sections.run import require_colocatable
 from tests.support.learner.learner_worker import (
@@ -106,9 +106,9 @@ def reference(work: Path) -> dict[str, Any]:
         model.parameters(), lr=SETTINGS["learning_rate"], eps=SETTINGS["adam_eps"], weight_decay=SETTINGS["weight_decay"]
     )
     mismatch = MismatchTracker()
-    losses, grad_norms = [], []
+    losses, grad_norms, rows = [], [], BatchRows.of(groups)
     for step, chosen in enumerate(deal_groups(groups, 1, NUM_MINI_BATCHES)):
-        members = [sequences[row] for row in rows_of_groups(groups, chosen)]
+        members = [sequences[row] for row in rows.of_groups(chosen)]
         logprobs_T = torch.cat(padded_logprobs(model, members))
         mask_T, behaviour_T, advantages_T, versions_T = (
             torch.from_numpy(np.concatenate([getattr(sequence, name)[1:] for sequence in members]))

@@ -26,9 +26,9 @@ from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import SCORES_DIRECTORY, read_run_settings
 from tests.support.broker.archiving import Archiving, archived, content, same
 from tests.support.broker.ledger import LEARNER, SAMPLING, LedgerHarness
-from tests.support.learner.killed_scores import KEPT, LOST, SCORES, killed_while_it_added
 from tests.support.processes.small_run import FIRST, _fill, write_checkpoint, write_small_run
 from tests.support.runs.backups import identity, nothing
+from tests.support.teacher.killed_scores import KEPT, LOST, SCORES, killed_while_it_added
 
 BATCHES = 6
 

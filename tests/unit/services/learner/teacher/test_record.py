@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gspo_services.learner.teacher import ScoreRecord
-from tests.support.learner.killed_scores import KEPT, LOST, SCORES, killed_while_it_added
+from tests.support.teacher.killed_scores import KEPT, LOST, SCORES, killed_while_it_added
 
 
 @pytest.mark.parametrize("replayed", [False, True])

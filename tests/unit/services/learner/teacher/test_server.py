@@ -20,8 +20,8 @@ from gspo_services.learner.engine.server_teacher import ServerTeacher
 from gspo_services.learner.start import engine_settings_of
 from gspo_services.learner.teacher import RefusedSequenceError, ScoreRecord, TeacherError, TeacherServer
 from gspo_services.shared.settings import Settings, called_addresses, opened_paths
-from tests.support.learner.played_teacher import Answer, PlayedTeacher, played_teacher, scores_of, sound
 from tests.support.loss.sequences import random_groups
+from tests.support.teacher.played_teacher import Answer, PlayedTeacher, played_teacher, scores_of, sound
 
 
 @pytest.fixture

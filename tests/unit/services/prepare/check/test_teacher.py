@@ -18,7 +18,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings, opened_paths
 from tests.support.checking.projects import Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_8B, TINY
-from tests.support.learner.played_teacher import played_teacher, sound
+from tests.support.teacher.played_teacher import played_teacher, sound
 
 GIB = 2**30
 
