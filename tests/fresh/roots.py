@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 MIRROR = "http://deb.debian.org/debian"
 README_LISTS = ("python3", "python3-venv", "make")
 """What the README names, as Debian calls it."""
-BASE = ("ca-certificates", "git")
+BASE = ("ca-certificates", "git", "gpgv")
 """What a machine has from which somebody cloned this checkout."""
 LIBRARIES = ("libssl3", "libsqlite3-0", "libffi8", "libbz2-1.0", "liblzma5", "libreadline8", "zlib1g")
 """Those of a Python that uv would bring with it."""
@@ -32,10 +32,10 @@ ln -s pts/ptmx "$1/dev/ptmx"
 ln -s /proc/self/fd "$1/dev/fd"
 for stream in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${stream%:*}" "$1/dev/${stream#*:}"; done
 [ -z "$4" ] || mount -t tmpfs -o "size=$4,uid=1000,gid=1000" tmpfs "$1$2"
-/usr/sbin/chroot --userspec=1000:1000 "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$5" USER=user LANG=C.UTF-8 \
+/usr/sbin/chroot --userspec="$6" "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$5" USER=user LANG=C.UTF-8 \
     sh -c 'cd "$1" && eval "$2"' sh "$2" "$3" || exit $?
 """
-"""Arguments: the root, the working directory in it, the command, the size of a fresh disk there or nothing, the home.
+"""Arguments: the root, the working directory in it, the command, the size of a fresh disk there or nothing, home, user.
 
 The last command is not the shell's successor: `unshare --kill-child` would lose its hold on a process that changes its user.
 """
@@ -84,12 +84,14 @@ class Machine:
         call("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), f"{self.folder}{self.checkout}")
         call("chown", "-R", "1000:1000", f"{self.folder}/home/user")
 
-    def run(self, command: str, timeout_s: float, *, disk: str = "", home: str = "/home/user") -> Outcome:
+    def run(
+        self, command: str, timeout_s: float, *, disk: str = "", home: str = "/home/user", user: str = "1000:1000"
+    ) -> Outcome:
         """Run a shell command in the checkout as the ordinary user, with an empty environment."""
         before, started = received(), time.monotonic()
         enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "sh"]
         done = subprocess.run(
-            [*enter, str(self.folder), self.checkout, command, disk, home],
+            [*enter, str(self.folder), self.checkout, command, disk, home, user],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
             timeout=timeout_s,
         )  # fmt: skip
@@ -97,8 +99,9 @@ class Machine:
 
     def install(self, packages: Sequence[str]) -> None:
         """What a message told the user to install, as the administrator."""
-        call("chroot", str(self.folder), "apt-get", "--quiet", "update")
-        call("chroot", str(self.folder), "apt-get", "install", "--yes", "--quiet", *packages)
+        command = f"PATH=$PATH:/usr/sbin:/sbin; apt-get --quiet update && apt-get install --yes --quiet {' '.join(packages)}"
+        done = self.run(command, 600, home="/root", user="0:0")
+        assert done.status == 0, done.output
 
     def disk_bytes(self, name: str) -> int:
         """What a folder of the checkout takes."""

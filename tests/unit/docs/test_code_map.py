@@ -5,6 +5,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.support.pages import shown
 
 ROOT = Path(__file__).parents[3]
@@ -85,3 +87,24 @@ def plan_of_the_contracts() -> list[str]:
 
 def test_the_picture_of_the_plan_is_that_of_the_contracts() -> None:
     assert shown("docs/code.md", "gspo.runs |").splitlines() == plan_of_the_contracts()
+
+
+JOURNEYS = {
+    "A token, from the engine to the loss": "gspo/loss.py::gspo_loss",
+    "A version of the weights": "services/rollout/weights/verify.py::Verifier.verify",
+    "A reward": "gspo/loss.py::gspo_loss",
+    "A setting": "services/shared/settings/told.py::told_settings",
+    "A group whose learner dies": "services/broker/ledger/training.py::Training.on_resume",
+}
+"""Each with where it ends."""
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_a_journey_goes_from_place_to_place_to_its_end(name: str) -> None:
+    """Each step names a place, which the first test here looks for."""
+    (steps,) = re.findall(rf"^\*\*{name}\*\*\n\n((?:\d+\. .+\n)+)", MAP, re.MULTILINE)
+    places = [re.findall(r"`([^`]+/[^`]+)`", step) for step in steps.splitlines()]
+    assert len(places) >= 6
+    assert all(places), "a step without a place"
+    assert places[-1] == [JOURNEYS[name]]
+    assert [place for step in places for place in step if objection(place)] == []
