@@ -11,7 +11,7 @@ import gspo.tasks.agents
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.tasks.agents.options import worker_command
 from gspo_services.tasks.supervised import BlockingProcess
-from tests.support.processes.marked import left_of
+from tests.support.processes.marked import left_of, outliving
 
 AGENT = {
     "function": "tests.support.agents:act", "agents": gspo.tasks.agents.__file__, "limits": {}, "heartbeat_s": 0.1,
@@ -36,6 +36,6 @@ def test_a_program_ends_with_the_connection_to_its_parent(name: str, tmp_path: P
         process.receive(60.0)
         process._connection.close()
         assert process.status(60.0) is not None
-        assert left_of(process._mark) == []
+        assert outliving(left_of(process._mark)) == []
     finally:
         process.close()
