@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from gspo.settings import Objective
 from gspo_protocol.limits import MAX_VOCABULARY
 from gspo_protocol.messages import BatchRequest, Resume
-from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerThread, assemble
+from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerThread, Publication, assemble
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.planned_batch import BatchSettings, plan_batch, rows_of_rank
 from gspo_services.learner.profiling import NO_PROFILE
@@ -151,7 +151,16 @@ def main() -> None:
             broker = stack.enter_context(thread)
             assert broker.wait_welcome(60.0) is not None
             broker.tell(Resume(next_batch=0))
-            broker.publish(1, copy_weights([("w", torch.zeros(1))]), 0, MAX_VOCABULARY, lambda _: None)
+            weights = copy_weights([("w", torch.zeros(1))])
+            broker.publish(
+                Publication(
+                    policy_version=1,
+                    weights=weights,
+                    trained_batches=0,
+                    vocabulary=MAX_VOCABULARY,
+                    note_digest=lambda _: None,
+                )
+            )
             broker.wait_for_room()
             broker.flush(60.0)
         sys.stdout.write("published\n")

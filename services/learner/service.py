@@ -11,12 +11,10 @@ import structlog
 import torch
 
 from gspo.adaptive import AdaptiveClip
-from gspo.calibration import LagCalibration
-from gspo.mismatch import MismatchTracker
 from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from gspo_services.learner.batch_failures import BatchFailures
 from gspo_services.learner.batch_run import Trackers
-from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
+from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, Publication, assemble
 from gspo_services.learner.checkpoints import (
     Background,
     CheckpointSaver,
@@ -92,7 +90,6 @@ class LearnerService:
         self._metrics = metrics
         self._stop = stop
         self._copies = VersionCopies(engine, settings, has_copies=engine.rank == 0)
-        self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
         """The weights' version; 0 while older batches are trained again, whose weights have none."""
@@ -117,9 +114,7 @@ class LearnerService:
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
         target = settings.objective.adaptive_clip_target
-        self._calibration = LagCalibration()
-        self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
-        self._trackers = Trackers(mismatch=self._mismatch, calibration=self._calibration, adaptive_clip=self._adaptive_clip)
+        self._trackers = Trackers(adaptive_clip=None if target is None else AdaptiveClip(target=target))
         self._batch_settings = BatchSettings.of(settings)
         self._rows_of_rank = partial(rows_of_rank, engine, settings)
 
@@ -165,11 +160,12 @@ class LearnerService:
         if resumed is not None:
             state = resumed.state
             self._next_batch = self._saved_batch = state.batch_position
-            self._mismatch.load_state_dict(state.mismatch)
+            trackers = self._trackers
+            trackers.mismatch.load_state_dict(state.mismatch)
             if state.calibration:
-                self._calibration.load_state_dict(state.calibration)
-            if self._adaptive_clip is not None and state.adaptive_clip:
-                self._adaptive_clip.load_state_dict(state.adaptive_clip)
+                trackers.calibration.load_state_dict(state.calibration)
+            if trackers.adaptive_clip is not None and state.adaptive_clip:
+                trackers.adaptive_clip.load_state_dict(state.adaptive_clip)
             log.info("resumed", checkpoint=str(resumed.path), next_batch=self._next_batch)
         if self._next_batch < self._newest_trained:
             self._log.info("trains_again", first=self._next_batch, next_new=self._newest_trained)
@@ -284,9 +280,16 @@ class LearnerService:
             self._policy_version = number
             if copied is not None:
                 self._versions.reserve(number, self._next_batch)
-                note_digest = partial(self._versions.note_digest, number)
-                vocabulary, experts = self._engine.vocabulary, self._engine.model_experts
-                self._broker.publish(number, copied, self._next_batch, vocabulary, note_digest, experts)
+                self._broker.publish(
+                    Publication(
+                        policy_version=number,
+                        weights=copied,
+                        trained_batches=self._next_batch,
+                        vocabulary=self._engine.vocabulary,
+                        note_digest=partial(self._versions.note_digest, number),
+                        experts=self._engine.model_experts,
+                    )
+                )
         self._health.progress()
 
     def _checkpoint(self) -> None:
@@ -295,12 +298,13 @@ class LearnerService:
             return
         self._finish_saving()
         self._saving_since = self._clock.now()
+        trackers = self._trackers
         state = CheckpointState(
             policy_version=self._policy_version,
             batch_position=self._next_batch,
-            mismatch=dict(self._mismatch.state_dict()),
-            adaptive_clip={} if self._adaptive_clip is None else self._adaptive_clip.state_dict(),
-            calibration=self._calibration.state_dict(),
+            mismatch=dict(trackers.mismatch.state_dict()),
+            adaptive_clip={} if trackers.adaptive_clip is None else trackers.adaptive_clip.state_dict(),
+            calibration=trackers.calibration.state_dict(),
         )
         self._saver.begin(state)
         self._saved_batch = self._next_batch

@@ -45,6 +45,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import, so check the configuration first.
     from gspo.model.policy import load_policy
     from gspo.model.serving import served_parameters
+    from gspo_services.learner.broker import Publication
     from gspo_services.learner.checkpoints import Versions
     from gspo_services.learner.metrics import LearnerMetrics
     from gspo_services.learner.opening import broker_thread
@@ -70,7 +71,15 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         weights = copy_parameters(served_parameters(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype]))
         version = versions.number(weights, 0)
         versions.reserve(version, 0)
-        broker.publish(version, weights, 0, int(model.config.vocab_size), partial(versions.note_digest, version))
+        broker.publish(
+            Publication(
+                policy_version=version,
+                weights=weights,
+                trained_batches=0,
+                vocabulary=int(model.config.vocab_size),
+                note_digest=partial(versions.note_digest, version),
+            )
+        )
         # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop.is_set():
             health.progress()

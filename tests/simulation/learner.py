@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,19 +16,17 @@ import torch
 from gspo.model.packing import BatchGroup
 from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.messages import Trained
-from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.batch_run import Trackers
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.loop import BrokerLoop
-from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.broker.port import Publication, ToBroker
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.planned_batch import PlannedBatch
 from gspo_services.learner.profiling import NO_PROFILE
 from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import BatchReport
-from gspo_services.learner.weights.weight_copy import WeightCopy
 from gspo_services.shared.settings import Learner
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
@@ -139,23 +138,15 @@ class SimBrokerClient(BrokerThread):
             self.taken, self.parts = taken if isinstance(taken, BatchAnnounced) else None, []
         return taken
 
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
-        content = b"".join(tensor.data.tobytes() for tensor in weights.tensors)
+    def publish(self, publication: Publication) -> None:
+        content = b"".join(tensor.data.tobytes() for tensor in publication.weights.tensors)
 
         def note(digest: str) -> None:
-            note_digest(digest)
-            self._audit.serves(policy_version, content)
+            publication.note_digest(digest)
+            self._audit.serves(publication.policy_version, content)
 
         self._audit.passes("publishing")
-        super().publish(policy_version, weights, trained_batches, vocabulary, note, experts)
+        super().publish(replace(publication, note_digest=note))
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def within() -> T:

@@ -3,7 +3,7 @@
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.port import BrokerPort, NoBroker, ToBroker
+from gspo_services.learner.broker.port import BrokerPort, NoBroker, Publication, ToBroker
 from gspo_services.learner.broker.thread import BrokerThread
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "BrokerThread",
     "NoBroker",
     "PartArrived",
+    "Publication",
     "ToBroker",
     "assemble",
 ]

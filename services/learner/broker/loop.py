@@ -29,8 +29,8 @@ from gspo_protocol.messages import (
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.exchange import BatchExchange
 from gspo_services.learner.broker.parts import DamagedPart
-from gspo_services.learner.broker.port import ToBroker
-from gspo_services.learner.broker.publisher import Publication, Publisher
+from gspo_services.learner.broker.port import Publication, ToBroker
+from gspo_services.learner.broker.publisher import Publisher
 from gspo_services.learner.broker.scores import updated_scores
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.net import Delivered, PeerClient, Security

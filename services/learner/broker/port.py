@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, LedgerCommit, Resume, Trained, Welcome
 from gspo_protocol.messages.experts import ModelExperts
@@ -9,6 +10,21 @@ from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.weights import WeightCopy
 
 ToBroker = Resume | BatchRequest | Trained | BatchFailed | Checkpointed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A version that is to be served and announced."""
+
+    policy_version: int
+    weights: WeightCopy
+    trained_batches: int
+    vocabulary: int
+    """How many token ids the model has."""
+    note_digest: Callable[[str], None]
+    """Called with the weights' digest before anybody can fetch them, perhaps in another thread."""
+    experts: ModelExperts | None = None
+    """What the model's engines report if they are asked to: the broker takes no others."""
 
 
 class BrokerPort(ABC):
@@ -50,21 +66,9 @@ class BrokerPort(ABC):
         return {}
 
     @abstractmethod
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
-        """Serve ``weights`` (and use them up), then announce the version: rollouts can fetch every announced version.
-        ``vocabulary``: how many token ids the model has, ``experts``: what its engines report if they are asked to, so that
-        the broker takes no others.
-
-        ``note_digest`` is called with their digest before anybody can fetch them, perhaps in another thread. Returns before
-        all that. A later call raises what goes wrong.
+    def publish(self, publication: Publication) -> None:
+        """Serve the weights (and use them up), then announce the version: rollouts can fetch every announced version.
+        Returns before all that. A later call raises what goes wrong.
         """
 
     @abstractmethod
@@ -99,15 +103,7 @@ class NoBroker(BrokerPort):
     def take(self, timeout_s: float) -> Answer | None:
         return None
 
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
+    def publish(self, publication: Publication) -> None:
         raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
 
     def wait_for_room(self) -> None:

@@ -1,22 +1,19 @@
 """Serves the learner's versions to rollouts: what is to be announced can be fetched."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 import zmq.asyncio
 
 from gspo_protocol.channels import WEIGHTS
 from gspo_protocol.messages import Published
-from gspo_protocol.messages.experts import ModelExperts
+from gspo_services.learner.broker.port import Publication
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights import (
     AdapterCopy,
     PublishedChecksums,
     SnapshotMemory,
     SnapshotStore,
-    WeightCopy,
     WeightServer,
     build_snapshot,
     encode_delta,
@@ -28,18 +25,6 @@ from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Publication:
-    """A version that is to be served and announced; see ``BrokerPort.publish``."""
-
-    policy_version: int
-    weights: WeightCopy
-    trained_batches: int
-    vocabulary: int
-    note_digest: Callable[[str], None]
-    experts: ModelExperts | None
 
 
 class Publisher:

@@ -17,14 +17,11 @@ import structlog
 import zmq.asyncio
 
 from gspo_protocol.messages import LedgerCommit, Welcome
-from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.broker.batches import Answer, PartArrived
 from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop, KnownCommit
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.port import BrokerPort, ToBroker
-from gspo_services.learner.broker.publisher import Publication
+from gspo_services.learner.broker.port import BrokerPort, Publication, ToBroker
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights import WeightCopy
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.telemetry import Health
@@ -115,23 +112,7 @@ class BrokerThread(BrokerPort):
     def scores(self) -> Mapping[int, float | None]:
         return self._loop.scores
 
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
-        publication = Publication(
-            policy_version=policy_version,
-            weights=weights,
-            trained_batches=trained_batches,
-            vocabulary=vocabulary,
-            note_digest=note_digest,
-            experts=experts,
-        )
+    def publish(self, publication: Publication) -> None:
         with self._needs_acknowledgement():
             self._call(self._loop.publish(publication), CALL_TIMEOUT_S)
 

@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import BatchRequest, EndOfRun, GroupSampling, SkipBatch, Trained, Welcome
-from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.broker.ledger import batch_stats
 from gspo_services.broker.rows import BatchRow, GroupRow, TrajectoryRow
 from gspo_services.broker.sending import StoredBatch, batch_of_groups, members_of
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
+from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, Publication, ToBroker
 from gspo_services.learner.plan import MINI_BATCH_ORDER
-from gspo_services.learner.weights import WeightCopy, build_snapshot
+from gspo_services.learner.weights import build_snapshot
 from gspo_services.shared.schedules import RunSchedules
 from gspo_services.shared.settings import Settings
 
@@ -158,20 +157,13 @@ class RecordedBroker(BrokerPort):
             self._stop.set()  # Everything is trained, and nobody fetches the weights.
         return answer
 
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
+    def publish(self, publication: Publication) -> None:
         """Compare with what the run published after as many batches."""
-        expected = self._run.digests.get(trained_batches, set()) if self._run.num_assembled or not trained_batches else set()
-        self._digest = build_snapshot(policy_version, weights).manifest.digest
+        trained = publication.trained_batches
+        expected = self._run.digests.get(trained, set()) if self._run.num_assembled or not trained else set()
+        self._digest = build_snapshot(publication.policy_version, publication.weights).manifest.digest
         self._comparison = UNKNOWN if not expected else SAME if self._digest in expected else DIFFERENT
-        self.comparisons[trained_batches] = self._comparison
+        self.comparisons[trained] = self._comparison
 
     def wait_for_room(self) -> None:
         """Nothing is left for later."""

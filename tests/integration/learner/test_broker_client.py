@@ -34,6 +34,7 @@ from gspo_protocol.messages import (
 )
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED
+from gspo_services.learner.broker.port import Publication
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.checkpoints import Versions
 from gspo_services.learner.metrics import LearnerMetrics
@@ -78,6 +79,12 @@ def a_client_of(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertise
 VOCABULARY = 256
 
 
+def a_version(number: int, weights: WeightCopy, trained_batches: int) -> Publication:
+    return Publication(
+        policy_version=number, weights=weights, trained_batches=trained_batches, vocabulary=VOCABULARY, note_digest=no_note
+    )
+
+
 def no_note(digest: str) -> None:
     """In the place of the learner's note of a version's digest."""
 
@@ -109,7 +116,7 @@ async def connected(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, Br
 
 async def test_heartbeats_are_sent_while_the_training_thread_does_something_else() -> None:
     async with connected() as (end, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(), 0))
         while await end.expect(Heartbeat) != Heartbeat(policy_version=8, status="serving", leases=[]):
             pass
 
@@ -200,7 +207,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
     async with connected() as (end, client, context):
         for version in (8, 9):
             snapshot = snapshot_of(version, [("w", torch.full((3,), float(version)))])
-            await asyncio.to_thread(client.publish, version, a_copy(float(version), 3), version - 8, VOCABULARY, no_note)
+            await asyncio.to_thread(client.publish, a_version(version, a_copy(float(version), 3), version - 8))
             published = await end.expect(Published)
             assert (published.policy_version, published.trained_batches) == (version, version - 8)
             assert (published.digest, published.num_bytes) == (snapshot.manifest.digest, 12)
@@ -214,7 +221,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
 
 async def test_the_advertised_address_is_what_is_announced() -> None:
     async with connected(advertised="tcp://learner.svc:7003") as (end, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(), 0))
         assert (await end.expect(Published)).endpoint == "tcp://learner.svc:7003"
 
 
@@ -237,11 +244,11 @@ async def test_training_continues_while_a_version_is_announced_and_waits_before_
     async with connected() as (end, client, _):
         for index in range(BATCH.window):
             await asyncio.to_thread(client.tell, Trained(index=index, policy_version=9, metrics={}))
-        await asyncio.to_thread(client.publish, 8, a_copy(8.0), 0, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(8.0), 0))
         await asyncio.to_thread(client.tell, Trained(index=BATCH.window, policy_version=9, metrics={}))
         await asyncio.to_thread(client.tell, BatchRequest(index=1, policy_version=8))
         async with asyncio.TaskGroup() as tasks:
-            second = tasks.create_task(asyncio.to_thread(client.publish, 9, a_copy(9.0), 1, VOCABULARY, no_note))
+            second = tasks.create_task(asyncio.to_thread(client.publish, a_version(9, a_copy(9.0), 1)))
             while await end.expect(BatchRequest) != BatchRequest(index=1, policy_version=8):
                 pass
             assert sequenced(end)[-1][0] == BATCH.window - 1
@@ -258,7 +265,7 @@ async def test_training_continues_while_a_version_is_announced_and_waits_before_
 
 async def test_a_report_follows_the_version_that_its_batch_made_even_if_its_digests_take_long() -> None:
     async with connected() as (end, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(size=1_000_000), 1, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(size=1_000_000), 1))
         await asyncio.to_thread(client.tell, Trained(index=0, policy_version=8, metrics={}))
         await end.expect(Trained)
         assert [type(message) for _, message in sequenced(end)] == [Published, Trained]
@@ -267,7 +274,7 @@ async def test_a_report_follows_the_version_that_its_batch_made_even_if_its_dige
 async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() -> None:
     async with connected() as (end, client, _):
         assert await asyncio.to_thread(client.acknowledged, 0)
-        await asyncio.to_thread(client.publish, 8, a_copy(), 1, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(), 1))
         await asyncio.to_thread(client.tell, Trained(index=0, policy_version=8, metrics={}))
         await asyncio.to_thread(client.tell, Trained(index=1, policy_version=9, metrics={}))
         for _ in range(2):
@@ -285,7 +292,7 @@ async def test_no_more_than_two_versions_are_held_while_a_third_is_copied() -> N
     async with connected() as (_, client, _):
         store = client._loop._publisher._store
         for version in (8, 9):
-            await asyncio.to_thread(client.publish, version, a_copy(float(version)), 0, VOCABULARY, no_note)
+            await asyncio.to_thread(client.publish, a_version(version, a_copy(float(version)), 0))
             await asyncio.to_thread(client._call, client._loop.announced(), 20.0)
             store.fetches(b"slow", 8)
         assert [store.snapshot(version) is not None for version in (8, 9)] == [True, True]
@@ -295,8 +302,8 @@ async def test_no_more_than_two_versions_are_held_while_a_third_is_copied() -> N
 
 async def test_a_failed_publication_is_raised_in_the_training_thread() -> None:
     async with connected() as (_, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
-        await asyncio.to_thread(client.publish, 8, a_copy(1.0), 1, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(), 0))
+        await asyncio.to_thread(client.publish, a_version(8, a_copy(1.0), 1))
         with pytest.raises(ExceptionGroup) as caught:
             await asyncio.to_thread(client.wait_for_room)
         (error,) = flatten(caught.value)

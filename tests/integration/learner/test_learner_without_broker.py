@@ -1,7 +1,6 @@
 """The broker is away, acknowledges late or serves another learner: what the learner saves, and how its ranks end."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,12 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from gspo_protocol.messages import BatchRequest, Checkpointed, Resume, Trained, Welcome
-from gspo_protocol.messages.experts import ModelExperts
-from gspo_services.learner.broker.port import NoBroker, ToBroker
+from gspo_services.learner.broker.port import NoBroker, Publication, ToBroker
 from gspo_services.learner.checkpoints.format import CheckpointError
 from gspo_services.learner.checkpoints.saver import Background
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.service import FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
 from gspo_services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
-from gspo_services.learner.weights.weight_copy import WeightCopy
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.telemetry import Health
@@ -138,16 +135,8 @@ class DeafBroker(ScriptedBroker):
     def wait_for_room(self) -> None:
         self._say("nothing is being announced")
 
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
-        self._say(f"published {trained_batches}")
+    def publish(self, publication: Publication) -> None:
+        self._say(f"published {publication.trained_batches}")
 
     def acknowledged(self, next_batch: int) -> bool:
         return self._deaf < 0

@@ -1,16 +1,13 @@
 """A learner's broker without a socket, and a batch for it."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
 from gspo_protocol.messages import BatchRequest, Segment, VersionRun, Welcome
-from gspo_protocol.messages.experts import ModelExperts
 from gspo_protocol.messages.pieces import Pieces
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.port import BrokerPort, ToBroker
-from gspo_services.learner.weights.weight_copy import WeightCopy
+from gspo_services.learner.broker.port import BrokerPort, Publication, ToBroker
 from tests.support.broker.made_batches import Made, MadeBatch, made_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome
 
@@ -77,16 +74,8 @@ class ScriptedBroker(BrokerPort):
             return None
         return self._answers.pop(0)
 
-    def publish(
-        self,
-        policy_version: int,
-        weights: WeightCopy,
-        trained_batches: int,
-        vocabulary: int,
-        note_digest: Callable[[str], None],
-        experts: ModelExperts | None = None,
-    ) -> None:
-        note_digest(weights.digest())
+    def publish(self, publication: Publication) -> None:
+        publication.note_digest(publication.weights.digest())
 
     def wait_for_room(self) -> None: ...
 

@@ -17,6 +17,7 @@ from gspo_services.broker.sending import TokenSpan
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from gspo_services.broker.store.schema import TABLES, row_checksum
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.broker.port import Publication
 from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
@@ -161,7 +162,16 @@ class Driven:
         assert announced.batch.index == index
         parts = [self.broker.take(1.0) for _ in range(announced.batch.num_parts)]
         assert [part.part.part for part in parts if isinstance(part, PartArrived)] == list(range(announced.batch.num_parts))
-        self.broker.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1, 16, lambda _: None)
+        weights = copy_weights([("weight", torch.full((2,), value))])
+        self.broker.publish(
+            Publication(
+                policy_version=index + 2,
+                weights=weights,
+                trained_batches=index + 1,
+                vocabulary=16,
+                note_digest=lambda _: None,
+            )
+        )
         self.broker.tell(Trained(index=index, policy_version=index + 2, metrics={"loss": value, "reward_mean": 0.5}))
 
 
