@@ -89,7 +89,7 @@ def forget_commits(directory: Path) -> None:
         found = json.loads(note.read_bytes())
     except (OSError, ValueError, RecursionError):
         return  # There is none, or the learner will say what is wrong with it.
-    if isinstance(found, dict) and found.pop("commit", None):
+    if isinstance(found, dict) and found.pop("commits", None):
         replace_file(note, json.dumps(found) + "\n")
 
 

@@ -40,8 +40,13 @@ class _Note(msgspec.Struct, frozen=True):
     learner: Name
     newest: Version
     given: list[Given]
-    commit: LedgerCommit | None = None
-    """The newest commit of the broker's ledger that a learner was told of."""
+    commits: list[LedgerCommit | None] = []
+    """One, once there is any: the newest commit of the broker's ledger that a learner was told of. A list, as in gspo 0.1.0,
+    whose notes are read."""
+
+    @property
+    def commit(self) -> LedgerCommit | None:
+        return self.commits[0] if self.commits else None
 
 
 class Digested(Protocol):
@@ -140,7 +145,7 @@ class Versions:
             learner=self._learner,
             newest=self._newest,
             given=self._given,
-            commit=self._noted if commit is None else commit,
+            commits=[self._noted if commit is None else commit],
         )
         try:
             self._root.mkdir(parents=True, exist_ok=True)

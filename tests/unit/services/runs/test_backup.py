@@ -132,12 +132,12 @@ def test_what_a_killed_rank_left_half_written_is_not_in_a_backup(run: Path, tmp_
 
 
 def test_the_learner_of_a_restored_run_does_not_look_for_the_former_runs_ledger(run: Path, tmp_path: Path) -> None:
-    note = {"learner": "a", "newest": 6, "given": [], "commit": ["run", 5, "d"]}
+    note = {"learner": "a", "newest": 6, "given": [], "commits": [["run", 5, "d"]]}
     (run / "checkpoints" / "last-version").write_text(json.dumps(note))
     back_up(run, tmp_path / "backups", nothing)
     restore(tmp_path / "backups", tmp_path / "again", None, nothing)
     assert json.loads((tmp_path / "again" / "checkpoints" / "last-version").read_text()) == {
-        name: value for name, value in note.items() if name != "commit"
+        name: value for name, value in note.items() if name != "commits"
     }
 
 

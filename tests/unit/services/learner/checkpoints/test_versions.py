@@ -1,5 +1,6 @@
 """The numbers of policy versions: the same weights keep theirs, and other weights never get it."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from gspo_protocol.messages import LedgerCommit, Welcome
 from gspo_services.learner.checkpoints import versions as versions_module
 from gspo_services.learner.checkpoints.format import CheckpointError
-from gspo_services.learner.checkpoints.versions import KEPT, Versions, known_commit, read_note
+from gspo_services.learner.checkpoints.versions import KEPT, LAST_VERSION, Versions, known_commit, read_note
 from tests.support.learner.checkpoints import newest_given
 from tests.support.wire.zmq_ends import a_welcome
 
@@ -158,6 +159,14 @@ def test_the_note_has_how_far_the_ledger_was_and_a_learner_that_was_told_nothing
     second = begun(tmp_path, a_welcome(), "second")
     second.reserve(1, 0)
     assert known_commit(tmp_path) == told[0]
+
+
+def test_a_note_of_the_first_release_still_says_how_far_the_ledger_was(tmp_path: Path) -> None:
+    note = {"learner": "a", "newest": 6, "given": [], "commits": [["run", 5, "d"]]}
+    (tmp_path / LAST_VERSION).write_text(json.dumps(note))
+    assert known_commit(tmp_path) == LedgerCommit(run_id="run", number=5, digest="d")
+    begun(tmp_path, a_welcome(), "second").reserve(7, 0)
+    assert json.loads((tmp_path / LAST_VERSION).read_text())["commits"] == note["commits"]
 
 
 def test_a_damaged_note_is_refused_with_the_way_out_and_a_number_that_a_person_wrote_is_taken(tmp_path: Path) -> None:
