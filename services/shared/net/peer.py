@@ -129,7 +129,6 @@ class PeerClient:
         self._num_given_up = number * NUMBERS
         self._turned_away_at: float | None = None
         self._turned_away_s = 0.0
-        self._is_quiet = False
         self._warnings = OccasionalLog(log, clock)
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
@@ -196,12 +195,6 @@ class PeerClient:
     def close(self) -> None:
         """Also when ``run`` never began, or twice: libzmq would wait for ever to report to an abandoned monitor."""
         self._channel.close()
-
-    def be_quiet(self, *, quiet: bool) -> None:
-        """While ``quiet`` say nothing, as if cut off: others see this process go. Then a handshake, and all that is owed."""
-        if quiet:
-            self._welcomed.clear()
-        self._is_quiet = quiet
 
     async def connected_welcome(self) -> Welcome:
         """Wait for the handshake. Returns the other end's Welcome."""
@@ -303,8 +296,6 @@ class PeerClient:
 
     async def _on_welcome(self, welcome: Welcome) -> None:
         require_expected(welcome, self._former_run, spec=self._spec, endpoint=self.endpoint, fingerprint=self._fingerprint)
-        if self._is_quiet:
-            return  # The answer to an earlier Hello.
         first = not self._welcomed.is_set()
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self.endpoint, run_id=welcome.run_id)
@@ -381,8 +372,6 @@ class PeerClient:
 
     async def _look(self, now: float) -> None:
         """Ask for a sign of life, or connect again, when the other end answers nothing."""
-        if self._is_quiet:
-            return
         if self.inbox.full():
             self._liveness.heard()  # Answers may be there: it is our service that takes none.
         verdict = self._liveness.look(now)
@@ -406,8 +395,6 @@ class PeerClient:
         await self._say_hello()
 
     async def _say_hello(self) -> None:
-        if self._is_quiet:
-            return
         self._last_hello = self._clock.now()
         self._liveness.sent()
         await self._channel.send(

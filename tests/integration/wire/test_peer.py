@@ -539,26 +539,3 @@ async def test_an_end_that_answers_nothing_is_asked_and_then_connected_to_again(
             assert end.peer == former + b"#1"
             await end.reply(a_welcome())
             await client.connected_welcome()
-
-
-async def test_a_quiet_process_says_nothing_and_then_everything_that_it_owes() -> None:
-    clock = VirtualClock()
-    async with connected(WORK, clock=clock) as (end, client), in_background(passing(clock)):
-        await client.send(finish(1))
-        await end.expect(Finish)
-        client.be_quiet(quiet=True)
-        await end.reply(a_welcome())
-        await client.send(finish(2))
-        await client.send(Heartbeat(policy_version=0, status="serving", leases=[]))
-        assert not client.connected
-        began, num_seen = clock.now(), len(end.seen)
-        while clock.now() < began + 6:  # Time enough to send again, to ask, and to give the connection up.
-            await asyncio.sleep(TICK_S / 4)
-            await end.reply(Pulse(policy_version=4, weights_endpoint=""))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(end.channel.receive(), 0.05)
-        assert not client.connected
-        client.be_quiet(quiet=False)
-        await end.welcome()
-        assert [(await end.expect(Finish)).trajectory_id for _ in range(2)] == [1, 2]
-        assert len(end.seen) > num_seen
