@@ -186,8 +186,8 @@ def _draw(text: str) -> bytes:
 def deal_groups(groups: Sequence[BatchGroup], policy_version: int, num_mini_batches: int) -> list[list[int]]:
     """Return the groups of each mini-batch, as indices, by ``deal_in_turn`` and the oldest version of any of their tokens.
 
-    ``policy_version`` is that of the batch, and draws. A group without action tokens counts as one of that version. A batch
-    without the share that a broker quarantined may have fewer groups than mini-batches: then each group is one.
+    ``policy_version`` is that of the batch, and draws. A group without action tokens counts as one of that version. In a
+    batch of fewer groups than mini-batches each group is one.
     """
     oldest = [
         min((each.oldest_version for each in group.sequences if each.oldest_version is not None), default=policy_version)
