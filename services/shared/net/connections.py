@@ -28,7 +28,7 @@ class Connection:
     fd: int
     address: tuple[str, int]
     since: float = 0.0
-    """When we noticed it."""
+    """It was accepted no earlier."""
     key: bytes = b""
     peer: bytes = b""
     delivered: int = 0

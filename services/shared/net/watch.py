@@ -26,6 +26,8 @@ from gspo_services.shared.net.connections import Connections, Drain, Excess, InK
 log = structlog.get_logger()
 
 LOOK_S: Final = 0.01
+MAX_EVENTS: Final = 64
+"""The most events of a monitor that are handled between two looks."""
 MAX_SHARE: Final = 0.05
 """The largest share of time that the looks may take."""
 TCP_INFO: Final = 11
@@ -95,6 +97,7 @@ class ConnectionWatch:
         self._broken = broken
         self._channels: list[tuple[Connections, Drain]] = []
         self._monitors: dict[zmq.Socket[bytes], Connections] = {}
+        self._empty_at: dict[zmq.Socket[bytes], float] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,7 +109,8 @@ class ConnectionWatch:
         """Watch a channel, which ``drain`` reads, by the monitor of its socket. Nothing else may read the monitor."""
         self._channels.append((connections, drain))
         if isinstance(monitor, zmq.Socket):
-            self._monitors[zmq.Socket.shadow(monitor)] = connections
+            shadow: zmq.Socket[bytes] = zmq.Socket.shadow(monitor)
+            self._monitors[shadow], self._empty_at[shadow] = connections, time.monotonic()
 
     def start(self) -> None:
         """Begin. Where nothing counts what connections receive, that is logged."""
@@ -158,8 +162,9 @@ class ConnectionWatch:
             poller.register(monitor, zmq.POLLIN)
         looked, pause_s = 0.0, LOOK_S
         while not self._ended.is_set():
-            for monitor, _ in poller.poll(int(LOOK_S * 1000)):
-                self._on_event(self._monitors[monitor], parse_monitor_message(monitor.recv_multipart()))
+            poller.poll(int(LOOK_S * 1000))
+            for monitor in self._monitors:
+                self._hear(monitor)
             begin = time.monotonic()
             self._open_doors(begin)
             if self._counts and begin - looked >= pause_s:
@@ -167,27 +172,38 @@ class ConnectionWatch:
                 looked = time.monotonic()
                 pause_s = max(LOOK_S, (looked - begin) / MAX_SHARE)
 
-    def _on_event(self, connections: Connections, event: Mapping[str, Any]) -> None:
+    def _hear(self, monitor: zmq.Socket[bytes]) -> None:
+        """Handle what a monitor says. It may say so long after the event: the peer may even have been admitted since."""
+        for _ in range(MAX_EVENTS):
+            empty_at = time.monotonic()
+            try:
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                self._empty_at[monitor] = empty_at
+                return
+            self._on_event(self._monitors[monitor], event, self._empty_at[monitor])
+
+    def _on_event(self, connections: Connections, event: Mapping[str, Any], since: float) -> None:
+        """``since``: the event came no earlier."""
         kind, fd, paused = event["event"], event["value"], False
         if kind == zmq.EVENT_LISTENING:
             connections.listener = fd
             return
         if kind == zmq.EVENT_ACCEPTED:
-            paused = self._accepted(connections, fd)
+            paused = self._accepted(connections, fd, since)
         elif kind == zmq.EVENT_DISCONNECTED:
             with self._lock:
                 connections.closed(fd)
         self._tell(self._told, connections, kind, paused)
 
-    def _accepted(self, connections: Connections, fd: int) -> bool:
+    def _accepted(self, connections: Connections, fd: int, since: float) -> bool:
         """Return whether a new connection was broken off at once, because its host is paused."""
         address = peer_address(fd)
         if address is None:
             return False
-        now = time.monotonic()
         with self._lock:
-            connections.accepted(fd, address, now)
-            paused = connections.paused.get(address[0], 0.0) > now
+            connections.accepted(fd, address, since)
+            paused = connections.paused.get(address[0], 0.0) > time.monotonic()
         return paused and break_off(fd, address)
 
     def look(self) -> None:

@@ -5,6 +5,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 from gspo_services.shared.net.authenticator import WATCHED
 from gspo_services.shared.net.connections import SLACK_BYTES, Connections, Excess
 from gspo_services.shared.net.frames import FrameReader
-from gspo_services.shared.net.watch import ConnectionWatch, break_off, peer_address, received, unread
+from gspo_services.shared.net.watch import LOOK_S, ConnectionWatch, break_off, peer_address, received, unread
 from tests.support.wire.attacks import MIB
 from tests.support.wire.closed_door import may_close_doors, needs_closed_doors
 from tests.support.wire.zmq_ends import in_background
@@ -94,7 +95,7 @@ class Watched:
 
 
 @contextmanager
-def watched(*, max_held: int = 8 * MIB) -> Iterator[Watched]:
+def watched(*, max_held: int = 8 * MIB, started: bool = True) -> Iterator[Watched]:
     context = zmq.asyncio.Context()
     router = context.socket(zmq.ROUTER)
     connections = Connections(channel="work", max_unfinished=MAX_UNFINISHED, max_held=max_held)
@@ -108,7 +109,8 @@ def watched(*, max_held: int = 8 * MIB) -> Iterator[Watched]:
     router.bind("tcp://127.0.0.1:*")
     port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     made = Watched(port, connections, watch, reader)
-    watch.start()
+    if started:
+        watch.start()
     try:
         yield made
     finally:
@@ -153,6 +155,33 @@ async def test_connections_come_and_go_with_their_addresses() -> None:
         await until(lambda: (zmq.EVENT_DISCONNECTED, False) in end.told)
         assert end.connections.by_fd == {}
         assert end.broken == []
+
+
+async def since(end: Watched, then: Callable[[], None] = lambda: None) -> float:
+    """Return the date of a new connection, whose handshake is over when ``then`` is called."""
+    with await knock(end.port):
+        then()
+        await until(lambda: end.connections.by_fd)
+        (connection,) = end.connections.by_fd.values()
+    await until(lambda: not end.connections.by_fd)
+    return connection.since
+
+
+async def test_a_connection_is_dated_before_its_handshake_however_late_the_watch_hears_of_it() -> None:
+    with watched(started=False) as end:
+        admitted: list[float] = []
+
+        def late() -> None:
+            admitted.append(time.monotonic())
+            end.watch.start()
+
+        assert await since(end, late) < admitted[0]
+        async with asyncio.timeout(SOON_S):
+            idle_from = float("inf")
+            while await since(end) < idle_from:
+                await asyncio.sleep(2 * LOOK_S)
+                idle_from = time.monotonic()
+                await asyncio.sleep(2 * LOOK_S)
 
 
 async def test_a_message_without_an_end_is_broken_off_and_its_host_waits_outside_for_a_while() -> None:
