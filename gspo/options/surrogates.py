@@ -30,8 +30,16 @@ from torch import Tensor
 
 from gspo.inputs.loss_inputs import LossInputs
 from gspo.inputs.units import segment_mean
-from gspo.options.dual_clip import beyond_dual_clip
-from gspo.settings import Objective
+from gspo.settings import Objective, require_number
+
+
+def beyond_dual_clip(log_s_T: Tensor, weighted_advantages_T: Tensor, dual_clip: float) -> Tensor:
+    """Return bool [T]: where c A is the larger. Decided on logarithms, as the clip is, so that there are no ties.
+
+    Raises: ValueError unless dual_clip is a finite number above 1.
+    """
+    require_number("dual_clip", dual_clip, low=1.0, low_open=True)
+    return (weighted_advantages_T < 0) & (log_s_T > math.log(dual_clip))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 after its memory."""
 
 import asyncio
+import ctypes
 import os
 import sqlite3
 from collections.abc import Callable
@@ -15,7 +16,16 @@ import structlog
 from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.broker.store import MARK_FILE, WAL_SUFFIX, Scrub, Scrubbed, Store
 from gspo_services.shared.runtime.clock import Clock
-from gspo_services.shared.runtime.memory import return_freed_memory
+
+_LIBC = ctypes.CDLL(None)
+
+
+def return_freed_memory() -> None:
+    """Return freed memory; about a millisecond for 100 MiB. Does nothing if the C library is not glibc."""
+    trim = getattr(_LIBC, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -18,9 +18,8 @@ from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.messages import Trained
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.batch_run import Trackers
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.loop import BrokerLoop
-from gspo_services.learner.broker.port import Publication, ToBroker
+from gspo_services.learner.broker.port import Answer, BatchAnnounced, PartArrived, Publication, ToBroker
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.planned_batch import PlannedBatch

@@ -16,15 +16,25 @@ from prometheus_client import CollectorRegistry
 
 from gspo_services.broker.standby.database import Database, DatabaseLog, LeaderRow, claim, leader_of, open_log, release
 from gspo_services.broker.standby.ledger_copy import LedgerCopy
-from gspo_services.broker.standby.metrics import LeadershipMetrics
 from gspo_services.broker.standby.watch import LeaderWatch
 from gspo_services.broker.store import Store, StoreMismatch, StoreUnavailable
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import until_stopped
 from gspo_services.shared.runtime.logs import OccasionalLog
+from gspo_services.shared.runtime.process_metrics import MetricTable, gauge
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings import Settings
+
+
+class LeadershipMetrics(MetricTable):
+    """Registered once in ``registry``."""
+
+    prefix = "gspo_broker_"
+    leads = gauge("leads", "1 while this broker leads the run, 0 while it is a standby")
+    commits_behind = gauge("standby_commits_behind", "Commits that a standby found at its last look")
+    leader_silent_s = gauge("leader_silent_seconds", "How long a standby has not seen the leader renew its place")
+
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -1,9 +1,16 @@
 """Rank 0's connection to the broker and to the rollouts that fetch weights, and what every rank makes of a batch."""
 
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.port import BrokerPort, NoBroker, Publication, ToBroker
+from gspo_services.learner.broker.port import (
+    Answer,
+    BatchAnnounced,
+    BrokerPort,
+    NoBroker,
+    PartArrived,
+    Publication,
+    ToBroker,
+)
 from gspo_services.learner.broker.thread import BrokerThread
 
 __all__ = [

@@ -19,7 +19,7 @@ from gspo_protocol.codec import Array
 from gspo_protocol.messages import Batch, BatchItem, BatchPart, EndOfRun, SkipBatch
 from gspo_protocol.messages.experts import decode_experts, joined_experts, sampled_between
 from gspo_protocol.messages.pieces import ACTION, OBSERVATION
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.port import Answer, BatchAnnounced, PartArrived
 
 OBSERVATION_TURN: Final = -1
 

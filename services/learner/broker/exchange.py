@@ -2,8 +2,8 @@
 
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Batch, BatchPart, BatchPartRequest, BatchRequest, EndOfRun, SkipBatch
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import PartStream
+from gspo_services.learner.broker.port import Answer, BatchAnnounced, PartArrived
 
 FromBroker = Batch | BatchPart | SkipBatch | EndOfRun
 

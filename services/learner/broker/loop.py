@@ -26,12 +26,10 @@ from gspo_protocol.messages import (
     Trained,
     Welcome,
 )
-from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.exchange import BatchExchange
 from gspo_services.learner.broker.parts import DamagedPart
-from gspo_services.learner.broker.port import Publication, ToBroker
+from gspo_services.learner.broker.port import Answer, Publication, ToBroker, updated_scores
 from gspo_services.learner.broker.publisher import Publisher
-from gspo_services.learner.broker.scores import updated_scores
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.net import Delivered, PeerClient, Security
 from gspo_services.shared.runtime.clock import Clock

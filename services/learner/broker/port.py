@@ -4,10 +4,56 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, LedgerCommit, Resume, Trained, Welcome
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import (
+    Batch,
+    BatchFailed,
+    BatchPart,
+    BatchRequest,
+    Checkpointed,
+    EndOfRun,
+    Evaluated,
+    LedgerCommit,
+    Resume,
+    SkipBatch,
+    Trained,
+    Welcome,
+)
 from gspo_protocol.messages.experts import ModelExperts
-from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.weights import WeightCopy
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchAnnounced:
+    """What a batch consists of. Its parts follow in order; a SkipBatch in place of one means that none follows."""
+
+    batch: Batch
+    arrays: dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartArrived:
+    """The next part of the batch that was announced."""
+
+    part: BatchPart
+    arrays: dict[str, Array]
+
+
+Answer = BatchAnnounced | PartArrived | SkipBatch | EndOfRun
+"""A batch in parts, an order to skip it, or the end of the run."""
+
+
+def updated_scores(scores: Mapping[int, float | None], news: Evaluated) -> Mapping[int, float | None]:
+    """``scores`` with ``news``: the mean reward by policy version, None while it is evaluated. A version of which no task
+    finished has no score."""
+    found = dict(scores)
+    for score in news.scores:
+        if score.under_way or score.reward is not None:
+            found[score.policy_version] = None if score.under_way else score.reward
+        else:
+            found.pop(score.policy_version, None)
+    return found
+
 
 ToBroker = Resume | BatchRequest | Trained | BatchFailed | Checkpointed
 

@@ -17,10 +17,9 @@ import structlog
 import zmq.asyncio
 
 from gspo_protocol.messages import LedgerCommit, Welcome
-from gspo_services.learner.broker.batches import Answer, PartArrived
 from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop, KnownCommit
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.port import BrokerPort, Publication, ToBroker
+from gspo_services.learner.broker.port import Answer, BrokerPort, PartArrived, Publication, ToBroker
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError

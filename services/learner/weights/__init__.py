@@ -3,10 +3,9 @@
 from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
 from gspo_services.learner.weights.checksums import PublishedChecksums, hashing_device, likely_hash
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.mixing import mixed
+from gspo_services.learner.weights.device_checksums import mixed
 from gspo_services.learner.weights.server import WeightServer
-from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
-from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
+from gspo_services.learner.weights.snapshot import SnapshotMemory, SnapshotStore, build_snapshot
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.learner.weights.weight_copy import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
 

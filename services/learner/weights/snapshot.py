@@ -1,10 +1,11 @@
 """A policy version as it is served: the bytes of all tensors, one after the other, each with a digest."""
 
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -12,9 +13,31 @@ from msgspec import structs
 from gspo_protocol.digests import version_digest
 from gspo_protocol.limits import MAX_WEIGHT_CHUNK_BYTES
 from gspo_protocol.messages import Manifest
-from gspo_services.learner.weights.snapshot_memory import Bytes, SnapshotMemory
 from gspo_services.learner.weights.weight_copy import CopiedTensor, WeightCopy, described
 from gspo_services.shared.weights import Parts
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class SnapshotMemory:
+    """Keeps one snapshot's memory for the next one, once nobody reads it any more."""
+
+    def __init__(self) -> None:
+        self._spare: list[Bytes] = []
+
+    def take(self, num_bytes: int) -> Bytes:
+        """Return uint8 [num_bytes] with any content. It comes back by itself, when no array and no view of it is left."""
+        memory = self._spare.pop() if self._spare else None
+        if memory is None or memory.nbytes != num_bytes:
+            memory = np.empty(num_bytes, dtype=np.uint8)
+        # All views of what is returned refer to this array, and not to the memory itself.
+        lent = memory[:]
+        weakref.finalize(lent, self._give_back, memory).atexit = False
+        return np.frombuffer(lent.data, dtype=np.uint8)
+
+    def _give_back(self, memory: Bytes) -> None:
+        self._spare[:] = [memory]
+
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
 COPY_BYTES: Final = 16 * 2**20

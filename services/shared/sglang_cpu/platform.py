@@ -5,12 +5,25 @@ nothing is captured in graphs. It is correct, not fast: scheduler, radix cache, 
 """
 
 import gc
+from types import ModuleType
 from typing import Any
 
 import psutil
 import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
+
+from gspo_services.shared.weights import xxh3_checksum
+
+
+def hash_with_xxh3(weight_checker: ModuleType) -> None:
+    """Replace the hash of ``sglang.srt.utils.weight_checker``. Each checksum names its hash, so a reader can tell."""
+    weight_checker._hash_tensor = xxh3_of_tensor  # type: ignore[attr-defined]
+
+
+def xxh3_of_tensor(tensor: torch.Tensor) -> str:
+    """Hash a tensor's bytes, of any shape and type."""
+    return xxh3_checksum([tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data])
 
 
 class TorchCpuPlatform(SRTPlatform):
@@ -38,12 +51,12 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.utils import weight_checker
 
         from gspo_services.shared.sglang_cpu.adapters import pin_nothing, report_slots
-        from gspo_services.shared.sglang_cpu.checksums import hash_with_xxh3
         from gspo_services.shared.sglang_cpu.decode_backend import BatchedDecodeBackend
         from gspo_services.shared.sglang_cpu.experts import enable_local_experts
         from gspo_services.shared.sglang_cpu.group_prompts import share_prompts
         from gspo_services.shared.sglang_cpu.murmur import murmur_hash32
         from gspo_services.shared.sglang_cpu.patching import enable_patches
+        from gspo_services.shared.sglang_cpu.platform import hash_with_xxh3
 
         # By default routed-expert capture registers its host buffer with CUDA, which does not exist here.
         ALLOC_MEMORY_FUNCS["cpu"] = _allocate_plain

@@ -9,8 +9,7 @@ from typing import Final, get_args
 import msgspec
 import structlog
 
-from gspo_services.tasks.agents.conversation import EpisodeConversation
-from gspo_services.tasks.agents.episode import WorkerEpisode
+from gspo_services.tasks.agents.conversation import EpisodeConversation, WorkerEpisode
 from gspo_services.tasks.agents.journal import NoJournal, StepJournal
 from gspo_services.tasks.agents.messages import MAX_START_BYTES, WorkerDone, start_message
 from gspo_services.tasks.agents.options import AgentPoolOptions

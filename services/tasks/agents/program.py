@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from gspo_services.shared.runtime.user_modules import users_folder
-from gspo_services.tasks.agents.answers import answered
 from gspo_services.tasks.agents.options import (
     UserProcessOptions,
     process_limits,
@@ -23,7 +22,7 @@ from gspo_services.tasks.agents.options import (
     worker_command,
 )
 from gspo_services.tasks.agents.output import UserOutput
-from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, failed
+from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, answered, failed
 from gspo_services.tasks.json_rewards import MAX_ANSWER_BYTES
 from gspo_services.tasks.supervised import SupervisedProcess
 

@@ -9,7 +9,19 @@ import msgspec
 
 from gspo.tasks.environments import Task
 from gspo_services.tasks.environments import reason_of, require_takeable, score_of
-from gspo_services.tasks.worker.reward_value import UnscoredReason
+from gspo_services.tasks.json_rewards import UnreadableError, json_in
+from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, split_turns, value_of
+
+
+def answered(body: bytes, what: str, weights: Mapping[str, float] | None) -> AgentResult:
+    """The result in ``body``: a number, or a map of components and perhaps rewards of turns; or that as {"reward": ...}."""
+    try:
+        turns, rest = split_turns(json_in(body, what))
+        value = value_of(rest)
+    except (UnreadableError, UnscoredError) as error:
+        return failed(error.reason, str(error))
+    return scored(value, weights, turns)
+
 
 AgentFailure = Literal[
     UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "no_worker", "unknown_function", "not_started",

@@ -9,8 +9,7 @@ from types import TracebackType
 import msgspec
 
 from gspo_services.shared.runtime.plain_text import without_passwords
-from gspo_services.tasks.agents.answers import answered
-from gspo_services.tasks.agents.results import AgentResult, AgentTask, failed
+from gspo_services.tasks.agents.results import AgentResult, AgentTask, answered, failed
 from gspo_services.tasks.json_rewards import JsonClient, UnansweredError
 
 

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 import gspo.tasks.agents
-from gspo_services.tasks.agents.episode import WorkerEpisode
+from gspo_services.tasks.agents.conversation import WorkerEpisode
 from gspo_services.tasks.agents.messages import (
     WorkerAlive,
     WorkerComputer,

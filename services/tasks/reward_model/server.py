@@ -14,13 +14,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gspo_services.tasks.reward_model.batches import batches_of
 from gspo_services.tasks.reward_model.conversations import Encoded, NoMemoryError, UnreadableConversationError
 from gspo_services.tasks.reward_model.options import RewardModelOptions
 from gspo_services.tasks.reward_model.wire import address_of, packed, read_message, require_own
 
 if TYPE_CHECKING:
     from gspo_services.tasks.reward_model.classifier import Classifier
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+Each = TypeVar("Each")
+
+
+def batches_of(waiting: Sequence[Each], length: Callable[[Each], int], most_tokens: int) -> Iterator[list[Each]]:
+    """Batches of at most ``most_tokens``, padding included; one that is longer is alone."""
+    batch: list[Each] = []
+    for each in sorted(waiting, key=length):
+        # Sorted, so this one sets the width of its batch.
+        if batch and length(each) * (len(batch) + 1) > most_tokens:
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
+
 
 Say = Callable[[dict[str, Any]], object]
 _BACKLOG: Final = 4096

@@ -11,8 +11,7 @@ import torch
 
 from gspo_services.learner.weights.checksums import PublishedChecksums
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
-from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
+from gspo_services.learner.weights.snapshot import Snapshot, SnapshotMemory, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 
 T = TypeVar("T")

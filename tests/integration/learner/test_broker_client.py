@@ -32,9 +32,8 @@ from gspo_protocol.messages import (
     Trained,
     VersionScore,
 )
-from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED
-from gspo_services.learner.broker.port import Publication
+from gspo_services.learner.broker.port import BatchAnnounced, PartArrived, Publication
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.checkpoints import Versions
 from gspo_services.learner.metrics import LearnerMetrics

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gspo.model.serving_layout import ServedParameter
-from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.broker.port import Answer
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.service import LearnerService
 from gspo_services.shared.runtime.clock import MonotonicClock

@@ -7,9 +7,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.port import Answer
 from gspo_services.learner.broker.thread import MAX_ARRIVALS
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.service import LearnerService

@@ -6,8 +6,7 @@ import numpy as np
 
 from gspo_protocol.messages import BatchRequest, Segment, VersionRun, Welcome
 from gspo_protocol.messages.pieces import Pieces
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.port import BrokerPort, Publication, ToBroker
+from gspo_services.learner.broker.port import Answer, BatchAnnounced, BrokerPort, PartArrived, Publication, ToBroker
 from tests.support.broker.made_batches import Made, MadeBatch, made_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome
 

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as unfaked
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gspo.model.packing import PackedBatch
+from gspo_services.broker.upkeep import return_freed_memory
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.start.engine_settings import Device, EngineSettings
 from gspo_services.learner.weights import DTYPES
 from gspo_services.shared.runtime.lifecycle import leave
-from gspo_services.shared.runtime.memory import return_freed_memory
 from gspo_services.shared.settings.sections import Learner, LoraSection
 from tests.support.learner.gpu_worker import policy_gradient, random_row
 from tests.support.paper.fake_ranks import fake_ranks

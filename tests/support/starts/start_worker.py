@@ -19,13 +19,13 @@ import torch
 
 from gspo.model.policy import load_policy
 from gspo.model_files import loading
+from gspo_services.broker.upkeep import return_freed_memory
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.engine.partitioned_loading import placement_of
 from gspo_services.learner.engine.process_group import init_distributed
 from gspo_services.learner.start import read_model_config
 from gspo_services.learner.weights import DTYPES
 from gspo_services.shared.runtime.lifecycle import leave
-from gspo_services.shared.runtime.memory import return_freed_memory
 from tests.support.learner.gpu_worker import policy_gradient, random_row
 from tests.support.learner.learner_worker import settings
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gspo_protocol.messages import Batch, BatchPart, EndOfRun
-from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.broker.port import BatchAnnounced, PartArrived
 from gspo_services.learner.share import Directive, share
 from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 

@@ -16,8 +16,7 @@ from gspo_services.broker.rows import BatchRow, GroupRow, Row
 from gspo_services.broker.sending import TokenSpan
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from gspo_services.broker.store.schema import TABLES, row_checksum
-from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
-from gspo_services.learner.broker.port import Publication
+from gspo_services.learner.broker.port import BatchAnnounced, PartArrived, Publication
 from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights

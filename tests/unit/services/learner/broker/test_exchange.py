@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_protocol.messages import BatchPartRequest, BatchRequest, EndOfRun, SkipBatch
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.exchange import BatchExchange
 from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.port import Answer, BatchAnnounced, PartArrived
 from tests.support.broker.made_batches import in_parts
 
 REQUEST = BatchRequest(index=4, policy_version=9)

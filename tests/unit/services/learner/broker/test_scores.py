@@ -1,7 +1,7 @@
 """What a learner knows of evaluations."""
 
 from gspo_protocol.messages import Evaluated, VersionScore
-from gspo_services.learner.broker.scores import updated_scores
+from gspo_services.learner.broker.port import updated_scores
 
 
 def test_a_score_is_unknown_while_its_version_is_evaluated_and_gone_if_no_task_finished() -> None:

@@ -8,8 +8,7 @@ import torch
 
 from gspo_protocol.digests import tensor_digest, version_digest
 from gspo_services.learner.weights import snapshot as snapshot_module
-from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore
-from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
+from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotMemory, SnapshotStore
 from tests.support.wire.snapshots import snapshot_of
 
 

@@ -6,7 +6,7 @@ import platform
 import psutil
 import pytest
 
-from gspo_services.shared.runtime.memory import return_freed_memory
+from gspo_services.broker.upkeep import return_freed_memory
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from gspo_services.shared.sglang_cpu.checksums import hash_with_xxh3
+from gspo_services.shared.sglang_cpu.platform import hash_with_xxh3
 from gspo_services.shared.weights.checksums import engine_hash, hash_function
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo_services.tasks.reward_model.batches import batches_of
 from gspo_services.tasks.reward_model.classifier import load_classifier
 from gspo_services.tasks.reward_model.conversations import Encoded, UnreadableConversationError
 from gspo_services.tasks.reward_model.options import RewardModelOptions
+from gspo_services.tasks.reward_model.server import batches_of
 from tests.support.engines.chat_models import TINY_TEMPLATE
 from tests.support.rewards.classifiers import official_score, save_classifier
 

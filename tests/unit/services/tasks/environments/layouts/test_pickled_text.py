@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.tasks.environments.layouts.pickled_text import pickled_text
+from gspo_services.tasks.environments.layouts.livecodebench import pickled_text
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
