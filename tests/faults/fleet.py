@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import psutil
 
 from gspo_services.broker.store.reader import LEDGER_FILE
-from gspo_services.rollout.sglang.server import ServerOptions, load_files, server_command, server_environment
+from gspo_services.rollout.sglang.server_process import ServerOptions, load_files, server_command, server_environment
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 import zmq.asyncio
 
-from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from tests.support.learner.tiny_model import save_tiny_model
 
 TIMEOUT_S = 900.0

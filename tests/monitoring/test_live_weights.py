@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from gspo_protocol.channels import BATCH, WEIGHTS, WORK
 from gspo_protocol.messages import Published, TensorInfo
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore
+from gspo_services.learner.weights.weight_server import WeightServer
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -25,7 +25,7 @@ from gspo_services.shared.net.peer import PeerClient
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings.sections import Rollout
-from gspo_services.shared.weights.server import Parts
+from gspo_services.shared.weights.chunk_server import Parts
 from tests.monitoring.server import PrometheusServer
 from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model

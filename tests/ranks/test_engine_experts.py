@@ -12,7 +12,7 @@ from gspo.model.policy import load_policy, prepare_policy
 from gspo.moe.experts import ExpertShape
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.routed import RoutedExperts
-from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from tests.support.engines.agreement import load
 from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.learner.parallel_jobs import Results, job, require_gradients, run_jobs

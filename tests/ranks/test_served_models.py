@@ -10,7 +10,7 @@ import torch
 from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
 from gspo_services.rollout.sglang.client import Engine
-from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.shared.weights import ServedError, require_served
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe

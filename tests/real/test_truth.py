@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo_services.rollout.rendering import create_renderer
 from gspo_services.rollout.sglang import Engine
-from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines.agreement import load
 from tests.support.policy.exact_conversations import SAMPLING, Distances, Kind, distances, played

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from gspo.tasks.environments import RewardJob
 from gspo_protocol.messages import TensorInfo, VersionRun
-from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
+from gspo_services.rollout.sglang.server_info import RankChecksums, ServerInfo
 from gspo_services.shared.weights import ABILITY
 from gspo_services.shared.weights.checksums import sha256_checksum
 from gspo_services.tasks.environments import RewardResult, score_of

@@ -16,7 +16,7 @@ import anyio.to_thread
 import openai
 from openai.types.chat import ChatCompletion
 
-from gspo.tasks.judge.answers import AnswerFiles, digest_of
+from gspo.tasks.judge.answer_files import AnswerFiles, digest_of
 from gspo.tasks.judge.connection import JudgeConnection, JudgeError, has_choices, shown
 
 _MOST_PLACES: Final = 1024

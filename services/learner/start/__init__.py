@@ -1,6 +1,6 @@
 """Decisions and processes before torch is loaded."""
 
-from gspo_services.learner.start.adapters import require_adaptable
+from gspo_services.learner.start.adaptable import require_adaptable
 from gspo_services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from gspo_services.learner.start.expected_memory import log_expected_memory
 from gspo_services.learner.start.fabric import warn_without_rdma

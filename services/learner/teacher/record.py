@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gspo_services.learner.teacher.server import TeacherError
+from gspo_services.learner.teacher.client import TeacherError
 
 NAME: Final = "rank-{}.sqlite"
 BUSY_S: Final = 60.0

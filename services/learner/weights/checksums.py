@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from gspo_protocol.messages import Manifest
-from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.adapter_copy import PublishedBase
 from gspo_services.learner.weights.device_checksums import DeviceChecksums
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.shared.weights import WORD_BYTES, Hash, Layout, TileSums, Work, hash_function, layouts, parts_of

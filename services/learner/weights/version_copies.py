@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from gspo.model.serving_layout import ServedParameter
-from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
+from gspo_services.learner.weights.adapter_copy import PublishedBase, copy_adapter
 from gspo_services.learner.weights.weight_copy import DTYPES, WeightCopy, copy_parameters
 from gspo_services.shared.settings import Settings
 

@@ -33,7 +33,7 @@ class WeightCopy:
     """The weights of one moment, copied to the CPU: training may continue, and change the originals."""
 
     adapter: AdapterInfo | None = None
-    """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapters)."""
+    """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapter_copy)."""
 
     def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]], *, from_device: bool = False) -> None:
         """``copied``: for each parameter its elements in row-major order, and what they are served as. ``from_device``: they

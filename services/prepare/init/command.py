@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
-from gspo_services.prepare.init.answers import (
+from gspo_services.prepare.init.choices import (
     HUB_MODELS,
     KINDS,
     PLACES,

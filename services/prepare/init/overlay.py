@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 from gspo_services.prepare.cluster_check import MAX_CONFIG_MAP_BYTES
-from gspo_services.prepare.init.answers import Answers
+from gspo_services.prepare.init.choices import Answers
 from gspo_services.prepare.init.plan import GPUS_OF_A_NODE, ProjectPlan
 from gspo_services.prepare.init.rows import TaskRows, as_jsonl
 from gspo_services.prepare.init.toml_text import VOLUME_DATA

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from gspo_services.prepare.init.answers import Answers
+from gspo_services.prepare.init.choices import Answers
 from gspo_services.shared.estimates import Device, ModelShape, engine_memory, learner_memory
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings

@@ -12,7 +12,7 @@ from typing import Final
 
 from gspo.tasks.maths import fault_of
 from gspo_services.learner.start import read_model_config
-from gspo_services.prepare.init.answers import TINY_MODELS, Answers
+from gspo_services.prepare.init.choices import TINY_MODELS, Answers
 from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
 from gspo_services.prepare.init.overlay import on_cluster, overlay_files
 from gspo_services.prepare.init.plan import SMALL, Facts, ProjectPlan, plan_of, size_in_name

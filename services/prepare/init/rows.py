@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo.tasks.environments import Split
-from gspo_services.prepare.init.answers import NEED_ANSWERS, Kind
+from gspo_services.prepare.init.choices import NEED_ANSWERS, Kind
 from gspo_services.prepare.tiny_models import small_problems
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.paths import way_to_rows

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from gspo_services.prepare.init.answers import Answers
+from gspo_services.prepare.init.choices import Answers
 from gspo_services.prepare.init.plan import ProjectPlan
 from gspo_services.prepare.init.rows import TaskRows
 from gspo_services.shared.runtime.errors import ConfigurationError

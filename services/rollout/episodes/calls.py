@@ -12,11 +12,11 @@ from gspo_protocol.codec import Array
 from gspo_protocol.messages import Finish, Lease
 from gspo_protocol.messages.journal import entries_in
 from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
-from gspo_services.rollout.episodes.answers import answer_key, answer_of
 from gspo_services.rollout.episodes.budget import Budget
 from gspo_services.rollout.episodes.history import Conversation, Histories
 from gspo_services.rollout.episodes.live import LiveCall
 from gspo_services.rollout.episodes.log import EpisodeLog, Round
+from gspo_services.rollout.episodes.parsed_answer import answer_key, answer_of
 from gspo_services.rollout.episodes.place import Known, find_place
 from gspo_services.rollout.episodes.records import CallRecord, read_journal
 from gspo_services.rollout.episodes.registry import ENDED

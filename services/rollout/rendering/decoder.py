@@ -3,7 +3,7 @@
 import codecs
 from typing import Final
 
-from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.answer_text import AnswerText
 
 REPLACEMENT: Final = "\ufffd"
 

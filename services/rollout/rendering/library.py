@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.answer_text import AnswerText
 from gspo_services.rollout.rendering.interface import (
     NO_ARGUMENTS,
     Arguments,

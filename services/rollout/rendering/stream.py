@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.answer_text import AnswerText
 from gspo_services.rollout.rendering.decoder import TextDecoder
 from gspo_services.rollout.rendering.interface import AnswerPiece, Parsed
 from gspo_services.rollout.rendering.stops import StopStrings, num_held

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.answer_text import AnswerText
 from gspo_services.rollout.rendering.interface import (
     NO_ARGUMENTS,
     Arguments,

@@ -1,13 +1,13 @@
 """One SGLang server: its process and its HTTP API."""
 
-from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.client import Engine, EngineError, EngineRefused, PauseMode, RankChecksums
+from gspo_services.rollout.sglang.engine_adapters import Adapter
 from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from gspo_services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from gspo_services.rollout.sglang.metrics import EngineMetrics
 from gspo_services.rollout.sglang.routed import RoutedExperts
-from gspo_services.rollout.sglang.server import EngineServer, ServerError, ServerOptions, ServerStartError
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerError, ServerOptions, ServerStartError
 from gspo_services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
 
 __all__ = [

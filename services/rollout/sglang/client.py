@@ -7,7 +7,7 @@ log-prob of each later token equals a clean forward of prompt and tokens under t
 "in_place" the keys and values of the old weights stay: later log-probs belong to no model at all, and the cache cannot be
 flushed.
 
-With adapters (``gspo_services.rollout.sglang.adapters``) nothing pauses: each request keeps the adapter that it began
+With adapters (``gspo_services.rollout.sglang.engine_adapters``) nothing pauses: each request keeps the adapter that it began
 with, and
 ``cut`` ends it early, so that the rest is sampled with the one that new requests get (``serve``). Keys and values are then
 computed again, as with retract.
@@ -27,8 +27,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from gspo_services.rollout.sglang.adapters import Adapter, EngineAdapters, OpenRequest
-from gspo_services.rollout.sglang.answers import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
+from gspo_services.rollout.sglang.engine_adapters import Adapter, EngineAdapters, OpenRequest
 from gspo_services.rollout.sglang.generation import (
     GenerateRequest,
     OutputDecoder,
@@ -44,6 +43,7 @@ from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRef
 from gspo_services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
 from gspo_services.rollout.sglang.memory import ServerMemory
 from gspo_services.rollout.sglang.routed import RoutedExperts
+from gspo_services.rollout.sglang.server_info import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
 from gspo_services.shared.weights import LOAD_FORMAT, SLOT
 
 log = structlog.get_logger()

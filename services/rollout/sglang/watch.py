@@ -4,7 +4,7 @@ import asyncio
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
-from gspo_services.rollout.sglang.server import EngineServer
+from gspo_services.rollout.sglang.server_process import EngineServer
 from gspo_services.shared.runtime.errors import ServiceError
 
 KNOCK_S: Final = 2.0

@@ -1,6 +1,6 @@
 """The rollout's side of a weight update: fetch, load, verify."""
 
-from gspo_services.rollout.weights.adapters import AdapterPlan, lora_arguments
+from gspo_services.rollout.weights.adapter_loader import AdapterPlan, lora_arguments
 from gspo_services.rollout.weights.colocate import EngineDevice, taken
 from gspo_services.rollout.weights.directory import weights_directory
 from gspo_services.rollout.weights.peers import WeightPeers

@@ -24,7 +24,7 @@ from gspo_protocol.messages import Loaded, Manifest
 from gspo_protocol.messages.base import shortened
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine, EngineError
-from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError
+from gspo_services.rollout.weights.adapter_loader import AdapterLoader, AdapterPlan, BaseUnknownError
 from gspo_services.rollout.weights.colocate import EngineDevice
 from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
 from gspo_services.rollout.weights.loader import EngineLoader, VerificationError

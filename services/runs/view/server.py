@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 
 from gspo_services.broker.store import NoLedger, StoreCorrupt
-from gspo_services.runs.view.answers import NotThere, PageAnswers
 from gspo_services.runs.view.completions import FORMS, CompletionQuery, Encoder, encoder, read_query
+from gspo_services.runs.view.page_answers import NotThere, PageAnswers
 from gspo_services.runs.view.page_files import TYPES, page_files
 from gspo_services.runs.view.table_answers import TableAnswers
 from gspo_services.runs.view.watched_run import WatchedRun

@@ -50,10 +50,10 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.model_executor.model_runner_components import weight_updater
         from sglang.srt.utils import weight_checker
 
-        from gspo_services.shared.sglang_cpu.adapters import pin_nothing, report_slots
         from gspo_services.shared.sglang_cpu.decode_backend import BatchedDecodeBackend
         from gspo_services.shared.sglang_cpu.experts import enable_local_experts
         from gspo_services.shared.sglang_cpu.group_prompts import share_prompts
+        from gspo_services.shared.sglang_cpu.lora_slots import pin_nothing, report_slots
         from gspo_services.shared.sglang_cpu.murmur import murmur_hash32
         from gspo_services.shared.sglang_cpu.patching import enable_patches
         from gspo_services.shared.sglang_cpu.platform import hash_with_xxh3
@@ -85,7 +85,7 @@ class TorchCpuPlatform(SRTPlatform):
         """
         from sglang.srt.arg_groups import choices
 
-        from gspo_services.shared.sglang_cpu.adapters import announce_slots
+        from gspo_services.shared.sglang_cpu.lora_slots import announce_slots
         from gspo_services.shared.sglang_cpu.patching import announce_patches
 
         announce_patches(server_args)

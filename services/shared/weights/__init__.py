@@ -1,6 +1,6 @@
 """What learner and rollouts share for weights: SGLang's parameters and checksums, compression, serving in chunks."""
 
-from gspo_services.shared.weights.adapters import (
+from gspo_services.shared.weights.adapter_layout import (
     MODULES,
     PEFT_PREFIX,
     REPORTS_SLOTS,
@@ -11,6 +11,7 @@ from gspo_services.shared.weights.adapters import (
     slot_name,
 )
 from gspo_services.shared.weights.checksums import Hash, engine_hash, hash_function, xxh3_checksum
+from gspo_services.shared.weights.chunk_server import ChunkServer, Parts
 from gspo_services.shared.weights.compression import compress, decompress
 from gspo_services.shared.weights.engine_parameters import (
     EMBEDDING,
@@ -31,7 +32,6 @@ from gspo_services.shared.weights.served import (
     require_served,
     require_served_on_cuda,
 )
-from gspo_services.shared.weights.server import ChunkServer, Parts
 from gspo_services.shared.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
 from gspo_services.shared.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
 from gspo_services.shared.weights.tiles import (

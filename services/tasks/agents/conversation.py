@@ -8,23 +8,9 @@ from collections import deque
 from gspo_services.tasks.agents.journal import RecordedStep, StepJournal
 from gspo_services.tasks.agents.messages import WorkerComputer, WorkerDiverged, WorkerDone, WorkerStep
 from gspo_services.tasks.agents.results import AgentResult, failed
-from gspo_services.tasks.agents.worker import UserWorker
+from gspo_services.tasks.agents.worker import EpisodeNews, UserWorker, WorkerEpisode
 from gspo_services.tasks.computers import BadChange, ComputerAnswer, ComputerRequest, EpisodeComputer
 from gspo_services.tasks.sandbox import SandboxError
-
-EpisodeNews = WorkerStep | WorkerComputer | WorkerDiverged | WorkerDone | AgentResult
-"""What an episode hears: from its worker, or the result that the worker's end means for it."""
-
-
-class WorkerEpisode:
-    """One episode in a worker."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.news: asyncio.Queue[EpisodeNews] = asyncio.Queue()
-        self.is_done = False
-        self.must_end_at: float | None = None
-        """When its worker is killed because it has not ended (the loop's time)."""
 
 
 class EpisodeConversation:

@@ -9,13 +9,13 @@ from typing import Final, get_args
 import msgspec
 import structlog
 
-from gspo_services.tasks.agents.conversation import EpisodeConversation, WorkerEpisode
+from gspo_services.tasks.agents.conversation import EpisodeConversation
 from gspo_services.tasks.agents.journal import NoJournal, StepJournal
 from gspo_services.tasks.agents.messages import MAX_START_BYTES, WorkerDone, start_message
 from gspo_services.tasks.agents.options import AgentPoolOptions
 from gspo_services.tasks.agents.output import UserOutput
 from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, failed, scored
-from gspo_services.tasks.agents.worker import UserWorker
+from gspo_services.tasks.agents.worker import UserWorker, WorkerEpisode
 from gspo_services.tasks.computers import ComputerOptions, EpisodeComputer, answer_in
 from gspo_services.tasks.worker.reward_value import UnscoredReason
 

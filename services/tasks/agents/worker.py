@@ -12,7 +12,6 @@ import msgspec
 import structlog
 
 import gspo.tasks.agents
-from gspo_services.tasks.agents.conversation import WorkerEpisode
 from gspo_services.tasks.agents.messages import (
     WorkerAlive,
     WorkerComputer,
@@ -41,6 +40,21 @@ log = structlog.get_logger(__name__)
 _NOBODYS_FAULT: Final = ("closed", "not_started", "unknown_function")
 _MOST_WAITING: Final = 64
 """Steps of one episode that wait for their record; an honest agent waits for each."""
+
+
+EpisodeNews = WorkerStep | WorkerComputer | WorkerDiverged | WorkerDone | AgentResult
+"""What an episode hears: from its worker, or the result that the worker's end means for it."""
+
+
+class WorkerEpisode:
+    """One episode in a worker."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.news: asyncio.Queue[EpisodeNews] = asyncio.Queue()
+        self.is_done = False
+        self.must_end_at: float | None = None
+        """When its worker is killed because it has not ended (the loop's time)."""
 
 
 class UserWorker:

@@ -16,9 +16,9 @@ from safetensors import deserialize
 
 from gspo_protocol.codec import decode, encode
 from gspo_protocol.messages import Segment, TensorInfo
-from gspo_services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
 from gspo_services.rollout.sglang.generation import OutputDecoder, OutputPiece, VersionTagger
 from gspo_services.rollout.sglang.http import EngineError, decode_answer, events
+from gspo_services.rollout.sglang.server_info import Checksums, ModelInfo, ServerInfo
 from gspo_services.tasks.environments.arithmetic import Arithmetic, ArithmeticOptions
 from gspo_services.tasks.environments.calculator import Calculator, CalculatorOptions
 from gspo_services.tasks.environments.expression import MAX_RESULT, evaluate

@@ -20,7 +20,7 @@ from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
 from gspo_services.rollout.sglang import Engine
 from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
-from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from tests.support.learner.tiny_model import checkpoint_tensors
 from tests.support.policy.forward import logprobs_of
 from tests.support.wire.verified import verify_loaded

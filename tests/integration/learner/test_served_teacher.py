@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gspo_services.learner.teacher import TeacherError, TeacherServer, require_same_texts
-from gspo_services.learner.teacher.server import SPARE_TOKENS
+from gspo_services.learner.teacher.client import SPARE_TOKENS
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs
 

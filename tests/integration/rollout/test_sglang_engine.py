@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gspo_protocol.messages import TensorInfo, VersionRun
 from gspo_services.rollout.sglang.client import Engine, EngineError, EngineUnreachable, PauseMode
 from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
-from gspo_services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerError, ServerOptions
 from tests.integration.conftest import SglangServer
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors, reference_logprobs

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo_services.prepare.tiny_models.tiny import make_tiny_model
-from gspo_services.rollout.sglang.server import load_files
+from gspo_services.rollout.sglang.server_process import load_files
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 from tests.support.runs.replayed import assert_replayed_bit_for_bit

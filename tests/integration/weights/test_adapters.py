@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 
 from gspo_protocol.digests import version_digest
 from gspo_protocol.messages import AdapterInfo
-from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.adapter_copy import PublishedBase
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
-from gspo_services.rollout.sglang.answers import ServerInfo
 from gspo_services.rollout.sglang.client import Engine, EngineError
+from gspo_services.rollout.sglang.server_info import ServerInfo
 from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.engines.adapter_following import (
     PLAN,

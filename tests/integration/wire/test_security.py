@@ -18,8 +18,8 @@ from gspo_protocol.channels import BATCH, WEIGHTS, WORK, ChannelSpec
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import Heartbeat, Hello, Pulse, Refused, Role, Welcome
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore
+from gspo_services.learner.weights.weight_server import WeightServer
 from gspo_services.shared.net.authenticator import Authenticator
 from gspo_services.shared.net.channel import DealerChannel, RouterChannel
 from gspo_services.shared.net.peer import PeerClient

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import save_file
 
 from gspo_protocol.messages import Loaded
-from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.adapter_copy import PublishedBase
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
-from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
-from gspo_services.rollout.weights.adapters import AdapterPlan, lora_arguments
+from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
+from gspo_services.rollout.weights.adapter_loader import AdapterPlan, lora_arguments
 from gspo_services.rollout.weights.sync import WeightSync
 from gspo_services.shared.net import Incoming
 from gspo_services.shared.runtime.clock import MonotonicClock

@@ -16,7 +16,7 @@ import torch
 
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.engine.engine import LearnerEngine
-from gspo_services.learner.weights.adapters import AdapterCopy
+from gspo_services.learner.weights.adapter_copy import AdapterCopy
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.shared.settings.sections import LoraSection, Settings

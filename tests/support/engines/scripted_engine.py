@@ -11,10 +11,10 @@ from safetensors import deserialize
 
 from gspo_protocol.messages import TensorInfo, VersionRun
 from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
-from gspo_services.rollout.sglang.adapters import Adapter
-from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
+from gspo_services.rollout.sglang.engine_adapters import Adapter
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
+from gspo_services.rollout.sglang.server_info import RankChecksums, ServerInfo
 from gspo_services.shared.weights.checksums import Checksum, sha256_checksum
 from gspo_services.shared.weights.engine_parameters import merge
 from gspo_services.shared.weights.patches import patch_file

@@ -12,8 +12,8 @@ from gspo_protocol.channels import WEIGHTS
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.checksums import PublishedChecksums
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
+from gspo_services.learner.weights.weight_server import WeightServer
 from gspo_services.rollout.weights.fetch import WINDOW_CHUNKS
 from gspo_services.shared.net.authenticator import Authenticator
 from gspo_services.shared.net.channel import RouterChannel

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from gspo_services.prepare.init.answers import Kind
+from gspo_services.prepare.init.choices import Kind
 from gspo_services.prepare.init.command import main as init
 from tests.support.modules import modules
 from tests.support.pages import PAGES, blocks, inline_code

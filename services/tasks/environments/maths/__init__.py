@@ -1,8 +1,8 @@
 """The environment of mathematics, how rows of questions with answers are read, and what both share with ``dataset``."""
 
-from gspo_services.tasks.environments.maths.answers import said_answer, stated_answer
 from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, messages_of
 from gspo_services.tasks.environments.maths.environment import Mathematics, MathOptions
+from gspo_services.tasks.environments.maths.final_answer import said_answer, stated_answer
 from gspo_services.tasks.environments.maths.gold_text import Gold
 from gspo_services.tasks.environments.maths.golds import (
     AnswerForms,

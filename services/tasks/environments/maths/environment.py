@@ -9,8 +9,8 @@ import msgspec
 
 from gspo.tasks.environments import Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
-from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
 from gspo_services.tasks.environments.maths.conventions import marker_in, messages_of
+from gspo_services.tasks.environments.maths.final_answer import AnswerForm, stated_answer
 from gspo_services.tasks.environments.maths.golds import Questions, golds_of, tasks_of_questions
 from gspo_services.tasks.environments.maths.layouts import Columns
 from gspo_services.tasks.environments.maths.rows import name_in, read_question

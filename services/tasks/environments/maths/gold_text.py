@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gspo_services.tasks.environments.maths.answers import last_boxed
+from gspo_services.tasks.environments.maths.final_answer import last_boxed
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER, is_marked
 
 Gold = str | list[Any]

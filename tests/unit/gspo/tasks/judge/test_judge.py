@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gspo.tasks.judge import Judge, JudgeError
-from gspo.tasks.judge.answers import AnswerFiles, digest_of
+from gspo.tasks.judge.answer_files import AnswerFiles, digest_of
 from gspo.tasks.judge.limits import Pace, RequestPlaces
 from tests.support.rewards.judges import FakeJudge, completion, judged
 

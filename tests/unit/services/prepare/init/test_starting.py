@@ -12,7 +12,7 @@ import pytest
 from gspo.tasks.environments import RewardJob
 from gspo.tasks.grading import grade_answer
 from gspo_services.prepare.check.command import main as check
-from gspo_services.prepare.init.answers import KINDS, PLACES
+from gspo_services.prepare.init.choices import KINDS, PLACES
 from gspo_services.prepare.init.command import _parser, answers_of, main
 from gspo_services.prepare.init.plan import size_in_name
 from gspo_services.prepare.init.project import make_project, write_project

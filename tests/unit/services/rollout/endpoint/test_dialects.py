@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallRefused, CallRequest, ToolCall
-from gspo_services.rollout.episodes.answers import answer_key
 from gspo_services.rollout.episodes.fingerprints import message_key
+from gspo_services.rollout.episodes.parsed_answer import answer_key
 from tests.support.policy.dialects import MESSAGES, PATHS, body_of, message_in, read
 from tests.support.scripted_episodes import answer
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_services.rollout.rendering import Parsed, RenderingError, without_stop
-from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.answer_text import AnswerText
 from gspo_services.rollout.rendering.decoder import TextDecoder
 from gspo_services.rollout.rendering.interface import Markers, ParsedCall
 from gspo_services.rollout.rendering.stops import StopStrings, num_held

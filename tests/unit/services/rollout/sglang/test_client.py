@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.client import (
     Engine,
     EngineError,
     EngineRefused,
     EngineUnreachable,
 )
+from gspo_services.rollout.sglang.engine_adapters import Adapter
 from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from gspo_services.rollout.sglang.http import EngineHttp
 from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY

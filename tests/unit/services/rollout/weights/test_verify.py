@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo_protocol.messages import TensorInfo
-from gspo_services.rollout.sglang.answers import RankChecksums
 from gspo_services.rollout.sglang.client import Engine
+from gspo_services.rollout.sglang.server_info import RankChecksums
 from gspo_services.rollout.weights.verify import Verification, Verifier, compare, compare_ranks
 from gspo_services.shared.weights.checksums import (
     engine_hash,

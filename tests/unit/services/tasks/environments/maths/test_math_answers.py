@@ -7,7 +7,7 @@ import pytest
 
 from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, create_environment
-from gspo_services.tasks.environments.maths.answers import AnswerForm, last_boxed, said_answer, stated_answer
+from gspo_services.tasks.environments.maths.final_answer import AnswerForm, last_boxed, said_answer, stated_answer
 from gspo_services.tasks.environments.reward_results import RewardResult
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.rollout.sglang.answers import Checksums, Placed, Rank, RankChecksums, ServerInfo, by_rank
+from gspo_services.rollout.sglang.server_info import Checksums, Placed, Rank, RankChecksums, ServerInfo, by_rank
 from gspo_services.shared.weights import Spread
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from gspo_protocol.messages import VersionRun
 from gspo_services.rollout.sglang import client
-from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.client import EngineError, EngineRefused
+from gspo_services.rollout.sglang.engine_adapters import Adapter
 from gspo_services.rollout.sglang.generation import GenerateRequest, Output, SamplingParameters
 from gspo_services.shared.weights import slot_name
 from tests.support.engines.scripted_sglang import answer, ask, event, scripted, stream

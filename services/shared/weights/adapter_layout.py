@@ -22,7 +22,7 @@ MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 """What an adapter that is published as such adapts: all projections of attention, and nothing else."""
 SLOT: Final = "gspo-slot:"
 """Begins the names under which our plug-in for SGLang on a CPU reports what lies in a slot."""
-REPORTS_SLOTS: Final = "gspo_services.shared.sglang_cpu.adapters.slots"
+REPORTS_SLOTS: Final = "gspo_services.shared.sglang_cpu.lora_slots.slots"
 """Among the custom weight loaders of /server_info: this server reports what lies in its slots."""
 _MATRIX: Final = re.compile(
     rf"{re.escape(PEFT_PREFIX)}model\.layers\.(?P<layer>\d+)\.self_attn\.(?P<part>[qkvo])_proj\.lora_(?P<side>[AB])\.weight"

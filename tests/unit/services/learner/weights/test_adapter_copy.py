@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from gspo.model.serving_layout import ServedParameter
-from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
+from gspo_services.learner.weights.adapter_copy import AdapterCopy, PublishedBase, copy_adapter
 from gspo_services.learner.weights.checksums import PublishedChecksums
 from gspo_services.learner.weights.snapshot import build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights

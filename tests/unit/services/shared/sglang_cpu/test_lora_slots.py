@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from gspo_services.shared.sglang_cpu.adapters import announce_slots, pin_nothing, report_slots, slots
+from gspo_services.shared.sglang_cpu.lora_slots import announce_slots, pin_nothing, report_slots, slots
 from gspo_services.shared.weights import REPORTS_SLOTS, slot_name
 
 

@@ -16,8 +16,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gspo_services.rollout.__main__ import _engine, _shared, server_options
-from gspo_services.rollout.sglang.answers import ServerInfo
-from gspo_services.rollout.sglang.server import (
+from gspo_services.rollout.sglang.server_info import ServerInfo
+from gspo_services.rollout.sglang.server_process import (
     EngineServer,
     ServerError,
     ServerOptions,
@@ -293,7 +293,7 @@ async def test_the_files_of_a_server_that_is_killed_before_it_is_ready_are_on_th
         "shared = mmap.mmap(file, 4096); signal.pause()"
     )
     command = [sys.executable, "-c", opens_and_hangs]
-    monkeypatch.setattr("gspo_services.rollout.sglang.server.server_command", lambda *_, **__: command)
+    monkeypatch.setattr("gspo_services.rollout.sglang.server_process.server_command", lambda *_, **__: command)
     server = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log", start_timeout_s=60))
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(server.start())
@@ -351,7 +351,7 @@ async def test_a_server_that_ends_at_its_start_is_named_by_its_own_python_error_
     log = tmp_path / "rollout-0-sglang.log"
     log.write_text("ValueError: what a server before it said\n")
     monkeypatch.setattr(
-        "gspo_services.rollout.sglang.server.server_command", lambda *_, **__: [sys.executable, "-c", script]
+        "gspo_services.rollout.sglang.server_process.server_command", lambda *_, **__: [sys.executable, "-c", script]
     )
     with pytest.raises(ServerError) as caught:
         await EngineServer(options(log_path=log)).start()

@@ -15,14 +15,14 @@ from msgspec import structs
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.digests import tensor_digest
-from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
+from gspo_services.learner.weights.adapter_copy import PublishedBase, copy_adapter
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
-from gspo_services.rollout.sglang.adapters import Adapter
-from gspo_services.rollout.sglang.answers import ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
+from gspo_services.rollout.sglang.engine_adapters import Adapter
+from gspo_services.rollout.sglang.server_info import ServerInfo
+from gspo_services.rollout.weights.adapter_loader import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
 from gspo_services.rollout.weights.adapter_parts import adapter_parts
-from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
 from gspo_services.rollout.weights.loader import VerificationError
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
@@ -267,7 +267,7 @@ async def test_an_adapter_that_moves_log_probs_otherwise_is_unloaded(engine: Scr
 
 
 async def test_a_server_that_reports_slots_must_report_this_one(tmp_path: Path) -> None:
-    engine = an_engine(custom_weight_loader=["gspo_services.shared.sglang_cpu.adapters.slots"])
+    engine = an_engine(custom_weight_loader=["gspo_services.shared.sglang_cpu.lora_slots.slots"])
 
     async def nothing(name: str) -> dict[str, str]:
         return {}
