@@ -2,16 +2,33 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from gspo_protocol.messages import AdapterInfo, BatchPart, TensorInfo
+from gspo_protocol.tiles import Sums, tile_sums
+
+VERSION_KIND: Final = 2
+"""Of the digests of versions, which end with it. It changes with what is hashed, or in which order. 1 (gspo 0.1.0) was over
+all bytes, and had no ending."""
+
+
+def bytes_digest(data: bytes | bytearray | memoryview) -> str:
+    """Digest of bytes."""
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def tensor_digest(data: bytes | bytearray | memoryview) -> str:
-    """Digest of one tensor's little-endian bytes."""
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
+    """Digest of one tensor's little-endian bytes: over the sums of their tiles (``gspo_protocol.tiles``)."""
+    return sums_digest(tile_sums(data), memoryview(data).nbytes)
+
+
+def sums_digest(sums: Sums, num_bytes: int) -> str:
+    """Digest of a tensor of ``num_bytes`` bytes whose tiles have these sums."""
+    state = hashlib.blake2b(f"{num_bytes}\n".encode(), digest_size=32)
+    state.update(sums.astype("<u8", copy=False).data)
+    return state.hexdigest()
 
 
 def head_digest(head: bytes | memoryview) -> str:
@@ -20,7 +37,8 @@ def head_digest(head: bytes | memoryview) -> str:
 
 
 def version_digest(tensors: Iterable[TensorInfo], adapter: AdapterInfo | None = None) -> str:
-    """Digest of a whole version: over every tensor's name, dtype, shape and digest, in the manifest's order.
+    """Digest of a whole version: over every tensor's name, dtype, shape and digest, in the order of names, whatever rank has
+    which. It ends with VERSION_KIND.
 
     That of an adapter is also over the model below it and its scale: the same matrices are another policy elsewhere.
     """
@@ -28,10 +46,16 @@ def version_digest(tensors: Iterable[TensorInfo], adapter: AdapterInfo | None = 
     if adapter is not None:
         own = f"{adapter.rank} {adapter.alpha!r} {' '.join(adapter.modules)} {adapter.base_digest}"
         state.update(" ".join([own, *adapter.names]).encode() + b"\n")
-    for tensor in tensors:
+    for tensor in sorted(tensors, key=lambda each: each.name):
         shape = "x".join(str(size) for size in tensor.shape)
         state.update(f"{tensor.name}\0{tensor.dtype}\0{shape}\0{tensor.digest}\n".encode())
-    return state.hexdigest()
+    return f"{state.hexdigest()}-{VERSION_KIND}"
+
+
+def version_kind(digest: str) -> int:
+    """Return the kind of a version's digest: only those of one kind can be compared."""
+    kind = digest.partition("-")[2]
+    return int(kind) if kind.isdecimal() else 1
 
 
 def part_digest(index: int, part: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """The header of most messages; also bounds tasks and environment states."""

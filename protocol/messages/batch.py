@@ -84,8 +84,6 @@ class Batch(Message, frozen=True, tag="batch"):
     items: Annotated[list[BatchItem], Meta(min_length=1, max_length=limits.MAX_TRAJECTORIES_PER_BATCH)]
     values: TrainingValues = TrainingValues()
     """Recorded when the batch was assembled."""
-    report: Annotated[dict[str, float | None], Meta(max_length=limits.MAX_METRICS)] = {}
-    """Empty, and not read. It keeps its place until the protocol's version rises."""
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gspo_protocol.digests import tensor_digest
+from gspo_protocol.digests import bytes_digest
 from gspo_services.learner.checkpoints.state_copy import state_digest
 
 BUDGET_BYTES: Final = 512 * 2**20
@@ -38,7 +38,7 @@ def streamed_digest(weights: Iterable[tuple[str, Tensor]], *, budget_bytes: int 
                 held -= take()
             # A copy: the tensor may be a buffer that is filled again for the next one.
             own = tensor.detach().contiguous().to("cpu", copy=True).reshape(-1).view(torch.uint8).numpy()
-            digest = pool.submit(tensor_digest, own.data)
+            digest = pool.submit(bytes_digest, own.data)
             waiting.append((name, str(tensor.dtype), tuple(tensor.shape), tensor.nbytes, digest))
             held += tensor.nbytes
         while waiting:

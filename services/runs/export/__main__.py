@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from gspo_protocol.digests import VERSION_KIND, version_kind
 from gspo_services.broker.rows import VersionRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
 from gspo_services.runs.audit import read_checkpoints
@@ -178,9 +179,9 @@ def _metrics(directory: Path) -> RunMetrics | None:
 
 
 def _published(directory: Path, settings: Settings, choice: ChosenCheckpoint) -> str | None:
-    """The digest under which these weights were served; None where it is not known, or not comparable (the learner's order
-    of tensors is another with expert parallelism, and of adapters that were published as such the ledger has their own)."""
-    if settings.lora.publish == "adapter" or not choice.checkpoint.policy_version or settings.learner.expert_parallel > 1:
+    """The digest under which these weights were served; None where it is not known, or not comparable (of another kind; of
+    adapters that were published as such the ledger has their own)."""
+    if settings.lora.publish == "adapter" or not choice.checkpoint.policy_version:
         return None
     path = directory / LEDGER_FILE
     if not path.is_file():
@@ -188,7 +189,7 @@ def _published(directory: Path, settings: Settings, choice: ChosenCheckpoint) ->
     with refusing_damage(path), reading(directory) as connection:
         version = choice.checkpoint.policy_version
         rows = Reader(path, connection).rows(VersionRow, "WHERE policy_version = ?", (version,))
-    return rows[0].digest if rows else None
+    return rows[0].digest if rows and version_kind(rows[0].digest) == VERSION_KIND else None
 
 
 def _require_outside(destination: Path, checkpoints: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gspo.model.serving_layout import serving_tensors
 from gspo.moe.expert_layout import pieces
-from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_protocol.digests import bytes_digest, tensor_digest, version_digest
 from gspo_protocol.messages import TensorInfo
 from gspo_services.learner.checkpoints import (
     CheckpointError,
@@ -75,26 +75,25 @@ class CheckpointWeights:
         for name, tensor in self._learner_weights():
             found.append(_described(name, tensor))
             served = tensor.to(dtype) if tensor.is_floating_point() else tensor
-            self._note(name, served, found[-1][3] if served.dtype == tensor.dtype else "")
+            self._note(name, served)
             yield name, served
         if state_digest(found).hex() != self.digest:
             raise self._damage()
 
     def version_digest(self) -> str:
         """Return the digest of a policy version with these weights (``gspo_protocol.digests``), once ``serving_weights`` has
-        ended. It is valid if one rank had all experts: the order of tensors matters, and with expert parallelism the learner
-        uses another."""
+        ended."""
         return version_digest(self._served)
 
-    def _note(self, name: str, served: Tensor, digest: str = "") -> None:
-        """Note what is given away, for ``version_digest``. ``digest``: the tensor's, if it is known."""
+    def _note(self, name: str, served: Tensor) -> None:
+        """Note what is given away, for ``version_digest``."""
         info = TensorInfo(
             name=name,
             dtype=DTYPE_NAMES[served.dtype],  # type: ignore[arg-type]
             shape=list(served.shape),
             offset=0,
             num_bytes=served.numel() * served.element_size(),
-            digest=digest or _digest(served),
+            digest=tensor_digest(_bytes(served)),
         )
         self._served.append(info)
 
@@ -143,7 +142,11 @@ def _described(name: str, tensor: Tensor) -> tuple[str, str, tuple[int, ...], st
 
 
 def _digest(tensor: Tensor) -> str:
-    return tensor_digest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return bytes_digest(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:

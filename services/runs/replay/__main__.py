@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from gspo_protocol.digests import VERSION_KIND
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger
 from gspo_services.learner.start import is_rank, require_teacher, run_ranks
@@ -165,6 +166,14 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if first >= end:
         raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")
     changed, rescheduled = what_changes(arguments.overrides)
+    kinds = recorded.other_kinds_of_digests(first, end)
+    if kinds and not changed:
+        raise ConfigurationError(
+            f"{source} has versions with digests of kind {kinds[0]}, and this release makes those of kind {VERSION_KIND}: "
+            "it cannot tell whether weights are the same. Replay it with the release that recorded it (gspo 0.1.0 made "
+            "kind 1); or train on the same data anew: --set "
+            f"learner.learning_rate={settings.learner.learning_rate}, or any other setting"
+        )
     others = recorded.trained_in_another_order(first, end)
     if others and not changed:
         raise ConfigurationError(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from gspo_protocol.digests import VERSION_KIND, version_kind
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import BatchRequest, EndOfRun, GroupSampling, SkipBatch, Trained, Welcome
 from gspo_services.broker.ledger import batch_stats
@@ -63,6 +64,11 @@ class RecordedRun:
     def num_batches(self) -> int:
         """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
         return self.num_assembled or len(self._unassembled)
+
+    def other_kinds_of_digests(self, first: int, end: int) -> list[int]:
+        """Kinds of digests of the versions trained on [first, end) that are not this release's: they cannot be compared."""
+        found = (digests for trained, digests in self.digests.items() if first < trained <= end)
+        return sorted({version_kind(digest) for each in found for digest in each} - {VERSION_KIND})
 
     def trained_in_another_order(self, first: int, end: int) -> list[int]:
         """Batches of [first, end) whose groups the run's learner did not deal to mini-batches as this release does."""

@@ -204,7 +204,7 @@ class LedgerHarness:
         message = Published(
             policy_version=version,
             endpoint="tcp://w:1",
-            digest="d",
+            digest="d-2",
             num_bytes=1,
             trained_batches=trained_batches,
             vocabulary=VOCABULARY,

@@ -296,7 +296,7 @@ class ScriptedLearner:
             Published(
                 policy_version=version,
                 endpoint="tcp://127.0.0.1:1",
-                digest="d",
+                digest="d-2",
                 num_bytes=1,
                 trained_batches=trained_batches,
                 vocabulary=VOCABULARY,

@@ -10,7 +10,7 @@ import torch
 from gspo.model.lora import LoraPlan, is_lora
 from gspo.model.serving import lora_weights, serving_weights
 from gspo.moe.expert_layout import pieces
-from gspo_protocol.digests import tensor_digest
+from gspo_protocol.digests import bytes_digest
 from gspo_services.learner.checkpoints.base_model import BaseDigest
 from gspo_services.learner.checkpoints.digests import write_digests
 from gspo_services.learner.checkpoints.format import ENGINE, CheckpointState, checkpoint_of, write_metadata
@@ -61,7 +61,7 @@ def write_model_checkpoint(
     found = []
     for name, tensor in trained:
         data = tensor.reshape(-1).view(torch.uint8).numpy().data
-        found.append((name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)))
+        found.append((name, str(tensor.dtype), tuple(tensor.shape), bytes_digest(data)))
     state = CheckpointState(policy_version=version, batch_position=position, mismatch={})
     write_metadata(path, state, layout, state_digest(found).hex())
     return path

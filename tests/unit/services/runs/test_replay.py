@@ -231,6 +231,21 @@ def test_a_run_that_cannot_be_replayed_gives_a_line_with_the_reason(
     assert not run.with_name("run-replay").exists()
 
 
+def test_a_run_whose_digests_are_of_another_kind_is_refused_with_the_way_out(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(run, "UPDATE versions SET digest = 'ab' WHERE trained_batches = 2")
+    (run / "model").mkdir()
+    (run / "model" / "config.json").write_text("{}")
+    given = [str(run), "--set", f"model.path={run / 'model'}"]
+    assert replay_command(given) == 2
+    said = capsys.readouterr().err
+    assert "digests of kind 1, and this release makes those of kind 2" in said
+    assert "gspo 0.1.0 made kind 1" in said
+    assert replay_command([*given, "--batches", "1"]) == 2
+    assert "digests of kind" not in capsys.readouterr().err, "what was published after one batch can be compared"
+
+
 @pytest.mark.parametrize(
     ("override", "changes"),
     [

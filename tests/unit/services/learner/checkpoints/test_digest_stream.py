@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_protocol.digests import tensor_digest
+from gspo_protocol.digests import bytes_digest
 from gspo_services.learner.checkpoints import streamed_digest as exported
 from gspo_services.learner.checkpoints.digest_stream import streamed_digest
 from gspo_services.learner.checkpoints.state_copy import state_digest
@@ -27,7 +27,7 @@ def weights() -> Iterator[tuple[str, Tensor]]:
 @pytest.mark.parametrize("budget_bytes", [0, 300, 10**6])
 def test_it_is_the_digest_of_all_tensors_whatever_waits(budget_bytes: int) -> None:
     expected = [
-        (name, "torch.float32", (8, 4), tensor_digest(tensor.reshape(-1).view(torch.uint8).numpy().data))
+        (name, "torch.float32", (8, 4), bytes_digest(tensor.reshape(-1).view(torch.uint8).numpy().data))
         for name, tensor in weights()
     ]
     assert streamed_digest(weights(), budget_bytes=budget_bytes) == state_digest(expected)
@@ -52,10 +52,10 @@ def test_no_more_is_asked_for_than_the_budget_has_room_for(monkeypatch: pytest.M
         if not found:
             # The first: nothing else can make room for a fourth.
             found.append(fourth.wait(0.2))
-        return tensor_digest(data)
+        return bytes_digest(data)
 
     found: list[bool] = []
-    monkeypatch.setattr("gspo_services.learner.checkpoints.digest_stream.tensor_digest", slow)
+    monkeypatch.setattr("gspo_services.learner.checkpoints.digest_stream.bytes_digest", slow)
     monkeypatch.setattr("gspo_services.learner.checkpoints.digest_stream.os.cpu_count", lambda: 1)
     assert len(streamed_digest(watched(), budget_bytes=2 * 8 * 4 * 4)) == 32
     assert found == [False]
