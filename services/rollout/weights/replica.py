@@ -78,7 +78,8 @@ class _StoredParts(Parts):
     def chunk(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         begin = index * self.manifest.chunk_bytes
         files: WeightFiles = self._files  # type: ignore[attr-defined]
-        return files.read(begin, min(begin + self.manifest.chunk_bytes, self.manifest.num_bytes))
+        # A copy: the next delta changes the files, perhaps while a slow peer still takes this.
+        return files.read(begin, min(begin + self.manifest.chunk_bytes, self.manifest.num_bytes)).copy()
 
 
 class DamagedWeightsError(ValueError):

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes]; it does not change while it is served."""
+    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes], which never changes."""
 
     manifest: Manifest
     data: np.ndarray[Any, np.dtype[np.uint8]]
@@ -47,7 +47,7 @@ class Parts:
         return -(-self.manifest.num_bytes // self.manifest.chunk_bytes)
 
     def chunk(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter."""
+        """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter. They never change."""
         size = self.manifest.chunk_bytes
         return self.data[index * size : (index + 1) * size]
 
@@ -163,6 +163,6 @@ class ChunkServer(ABC):
         for index in range(request.first_chunk, last):
             data = parts.chunk(index)
             chunk = WeightChunk(policy_version=request.policy_version, base_version=request.base_version, chunk=index)
-            if not await self._channel.send(incoming.peer, chunk, {"data": data}):
+            if not await self._channel.send(incoming.peer, chunk, {"data": data}, unchanging=True):
                 return
             self._sent(data.nbytes)

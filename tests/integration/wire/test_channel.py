@@ -1,7 +1,9 @@
 """Both ends of a channel over real ZeroMQ, with a bad peer, a taken port or an absent peer."""
 
+import asyncio
 import re
 import socket
+import weakref
 
 import msgspec
 import numpy as np
@@ -9,14 +11,15 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gspo_protocol.channels import WORK
-from gspo_protocol.limits import MAX_FRAME_BYTES
-from gspo_protocol.messages import Ack, Heartbeat
+from gspo_protocol.channels import WEIGHTS, WORK
+from gspo_protocol.limits import MAX_FRAME_BYTES, MAX_WEIGHT_CHUNK_BYTES
+from gspo_protocol.messages import Ack, Heartbeat, WeightChunk
 from gspo_services.shared.net.channel import DealerChannel, RouterChannel
 from gspo_services.shared.runtime.errors import EndpointError
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.wire.zmq_ends import ANY_PORT, zmq_context
 
+SOON_S = 10.0
 HEARTBEAT = Heartbeat(policy_version=3, status="serving", leases=[])
 
 
@@ -43,6 +46,32 @@ async def test_a_message_and_its_arrays_arrive_as_they_were_sent_and_so_does_the
         answer = await dealer.receive()
         assert answer.received is not None
         assert answer.received.message == Ack(next_seq=12)
+
+
+@pytest.mark.parametrize("unchanging", [True, False])
+async def test_arrays_that_never_change_are_sent_from_where_they_lie_and_let_go_once_they_have_left(
+    unchanging: bool,
+) -> None:
+    async with zmq_context() as context:
+        router = RouterChannel(context, WEIGHTS, ANY_PORT)
+        stranger = raw_dealer(context, router.endpoint)
+        # So that it reads nothing before it is asked to.
+        await stranger.send_multipart([b""])
+        assert (await router.receive()).peer == b"stranger"
+        held = []
+        for number in range(WEIGHTS.high_water_mark // 2):
+            data = np.full(MAX_WEIGHT_CHUNK_BYTES, number, dtype=np.uint8)
+            held.append(weakref.ref(data))
+            message = WeightChunk(policy_version=1, chunk=number)
+            assert await router.send(b"stranger", message, {"data": data}, unchanging=unchanging)
+            del data
+        assert any(each() is not None for each in held) == unchanging
+        for number in range(len(held)):
+            _, body = await stranger.recv_multipart()
+            assert body == bytes([number]) * MAX_WEIGHT_CHUNK_BYTES
+        async with asyncio.timeout(SOON_S):
+            while any(each() is not None for each in held):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_garbage_is_reported_with_its_sender_and_the_socket_survives() -> None:

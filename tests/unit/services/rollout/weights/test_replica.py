@@ -313,9 +313,13 @@ async def test_other_rollouts_get_the_version_of_the_replica_and_the_last_deltas
     versions = [snapshot_of(version, with_steps(bits, b=version)) for version in range(1, 5)]
     replica = Replica(keep_deltas=2)
     await replica.take(versions[0].manifest, landed(replica, versions[0]))
+    first = replica.parts(1, 0)
+    assert first is not None
+    leaving = first.chunk(0)
     deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
     for delta in deltas:
         await replica.take(delta.manifest, received(delta))
+    assert leaving.tobytes() == versions[0].data.tobytes(), "a slow peer takes it while the files change"
     newest = replica.parts(4, 0)
     assert newest is not None
     assert newest.num_chunks == 1
