@@ -60,8 +60,8 @@ def test_trl_is_set_to_the_batch_the_objective_and_the_optimizer_of_the_configur
     assert (config.num_generations, config.max_steps) == (8, 60 * 4)
     assert (config.importance_sampling_level, config.epsilon, config.epsilon_high, config.beta) == (
         "sequence",
-        3e-4,
-        4e-4,
+        9e-3,
+        1.2e-2,
         0,
     )
     assert (config.learning_rate, config.adam_beta1, config.adam_beta2, config.weight_decay) == (2e-4, 0.9, 0.95, 0)
