@@ -88,9 +88,8 @@ def regions(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> Iterator[R
             yield Region(offset=offset, num_elements=(min(offset + step, end) - offset) // size, item_bytes=size)
 
 
-def encode_region(old: Bytes, new: Bytes, region: Region) -> Changes | None:
-    """Encode the changes of ``region``; None where there are none. ``old`` and ``new``: uint8 [num_bytes of the version]."""
-    before, after = _elements(old, region), _elements(new, region)
+def encode_region(before: Values, after: Values, region: Region) -> Changes | None:
+    """Encode the changes of ``region``; None where there are none. Its elements in the two versions: unsigned [as many]."""
     positions = np.flatnonzero(before != after)
     if not len(positions):
         return None
@@ -240,12 +239,6 @@ def decode_head(payload: memoryview, num_tensors: int, num_buckets: int) -> Delt
 def as_elements(data: Bytes, item_bytes: int) -> Values:
     """View bytes as unsigned integers of ``item_bytes`` (2 or 4) each."""
     return data.view(_UNSIGNED[item_bytes])
-
-
-def _elements(data: Bytes, region: Region) -> Values:
-    """View a region's elements as unsigned integers: [num_elements]."""
-    end = region.offset + region.num_elements * region.item_bytes
-    return as_elements(data[region.offset : end], region.item_bytes)
 
 
 def _rotated(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:

@@ -31,27 +31,29 @@ def main() -> int:
 
 
 def lacking(error: ModuleNotFoundError) -> str:
-    """How to install what was not found, for people; empty when it is in no extra of ours."""
+    """How to install what was not found, for people; empty when we do not require it."""
     module = (error.name or "").partition(".")[0]
     wanted = _canonical(DISTRIBUTIONS.get(module, module))
     extras = [extra for name, extra in _requirements() if name == wanted]
     if not extras:
         return ""
+    if "" in extras:
+        return f"this needs {wanted}, which is not installed here: pip install gspo"
     extra = next((each for each in ORDER if each in extras), extras[0])
     there = f"which is not installed here: pip install 'gspo[{extra}]', or all that a run needs: gspo setup"
     return f"this needs {wanted}, of the extra {extra}, {there}"
 
 
 def _requirements() -> list[tuple[str, str]]:
-    """Each package of each extra."""
+    """Each package of each extra; "": of none."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         lines = requires("gspo") or []
     except PackageNotFoundError:
         return []
-    found = [re.match(r"([\w.-]+).*extra == [\"']([\w-]+)[\"']", line) for line in lines]
-    return [(_canonical(each[1]), each[2]) for each in found if each]
+    found = [re.match(r"([\w.-]+)(?:.*extra == [\"']([\w-]+)[\"'])?", line) for line in lines]
+    return [(_canonical(each[1]), each[2] or "") for each in found if each]
 
 
 def _canonical(name: str) -> str:

@@ -25,7 +25,7 @@ from gspo_services.shared.net.peer import PeerClient
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings.sections import Rollout
-from gspo_services.shared.weights.chunk_server import Parts
+from gspo_services.shared.weights.chunk_server import Parts, StoredParts
 from tests.monitoring.server import PrometheusServer
 from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
@@ -53,9 +53,9 @@ class FlippingStore(SnapshotStore):
         if parts is None or not self.num_wrong:
             return parts
         self.num_wrong -= 1
-        data = parts.data.copy()
+        data = parts.read(0, parts.manifest.num_bytes).copy()
         data[0] ^= 1
-        return Parts(manifest=parts.manifest, data=data)
+        return StoredParts(manifest=parts.manifest, data=data)
 
 
 class Fleet:

@@ -138,7 +138,7 @@ class SimBrokerClient(BrokerThread):
         return taken
 
     def publish(self, publication: Publication) -> None:
-        content = b"".join(tensor.data.tobytes() for tensor in publication.weights.tensors)
+        content = b"".join(piece.data.tobytes() for piece in publication.weights.pieces)
 
         def note(digest: str) -> None:
             publication.note_digest(digest)

@@ -331,20 +331,22 @@ class SimSocket:
         first, *self.rest = [SimFrame(frame, more=number + 1 < len(frames)) for number, frame in enumerate(frames)]
         return first
 
-    async def send_multipart(self, frames: Sequence[Any], flags: int = 0) -> None:
+    async def send_multipart(self, frames: Sequence[Any], flags: int = 0, copy: bool = True) -> None:
         assert flags == zmq.NOBLOCK
+        # Without a copy a frame arrives as it is by then.
+        kept = [frame if not copy and index else bytes(frame) for index, frame in enumerate(frames)]
         process = PROCESS.get()
         assert process is None or process is self.process, f"{process} uses a socket of {self.process}"
         if self._kind == zmq.ROUTER:
-            identity, *rest = [bytes(frame) for frame in frames]
+            identity, *rest = kept
             connection = self.peers.get(identity)
             if connection is None:
                 raise zmq.ZMQError(zmq.EHOSTUNREACH)
             self._send_over(connection.down, rest)
         elif self.connection is not None:
-            self._send_over(self.connection.up, [bytes(frame) for frame in frames])
+            self._send_over(self.connection.up, kept)
         elif len(self._unsent) < self.option(zmq.SNDHWM):
-            self._unsent.append([bytes(frame) for frame in frames])
+            self._unsent.append(kept)
         else:
             self._network.happened["queue full"] += 1
             raise zmq.Again
@@ -378,7 +380,7 @@ class SimSocket:
         return [*self.peers.values(), *own]
 
     def put(self, direction: Direction, frames: Frames) -> None:
-        self._inbox.append((direction, frames))
+        self._inbox.append((direction, [bytes(frame) for frame in frames]))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

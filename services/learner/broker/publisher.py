@@ -12,7 +12,6 @@ from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights import (
     AdapterCopy,
     PublishedChecksums,
-    SnapshotMemory,
     SnapshotStore,
     WeightServer,
     build_snapshot,
@@ -48,7 +47,6 @@ class Publisher:
         self._clock = clock
         self._metrics = metrics
         self._store = SnapshotStore()
-        self._memory = SnapshotMemory()
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
@@ -78,10 +76,8 @@ class Publisher:
         # Not in the loop: rollouts fetch the earlier version meanwhile.
         self.encoding = True
         weights = publication.weights
-        # Copies that are freed leave room for a snapshot. Those in pinned memory stay, and so may a snapshot's memory.
-        memory = self._memory if weights.from_device else None
         begun = self._clock.now()
-        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights, memory)
+        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights)
         copied = compared = self._clock.now()
         delta = None
         if isinstance(weights, AdapterCopy):

@@ -4,7 +4,7 @@ from gspo_services.learner.weights.adapter_copy import AdapterCopy, PublishedBas
 from gspo_services.learner.weights.checksums import PublishedChecksums, hashing_device, likely_hash
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.device_checksums import mixed
-from gspo_services.learner.weights.snapshot import SnapshotMemory, SnapshotStore, build_snapshot
+from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.learner.weights.weight_copy import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
 from gspo_services.learner.weights.weight_server import WeightServer
@@ -15,7 +15,6 @@ __all__ = [
     "AdapterCopy",
     "PublishedBase",
     "PublishedChecksums",
-    "SnapshotMemory",
     "SnapshotStore",
     "VersionCopies",
     "WeightCopy",

@@ -57,8 +57,7 @@ class AdapterCopy(WeightCopy):
     """The matrices of an adapter at one moment, and what they belong to."""
 
     def __init__(self, copied: WeightCopy, adapter: AdapterInfo, base: PublishedBase) -> None:
-        super().__init__(())
-        self._tensors = copied.take()
+        super().__init__(copied.pieces)
         self.adapter = adapter
         self.base = base
 

@@ -1,11 +1,11 @@
 """A policy version as it is served: the bytes of all tensors, one after the other, each with a digest."""
 
-import os
-import weakref
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
 
 import numpy as np
 from msgspec import structs
@@ -13,94 +13,65 @@ from msgspec import structs
 from gspo_protocol.digests import version_digest
 from gspo_protocol.limits import MAX_WEIGHT_CHUNK_BYTES
 from gspo_protocol.messages import Manifest
-from gspo_services.learner.weights.weight_copy import CopiedTensor, WeightCopy, described
-from gspo_services.shared.weights import Parts
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-class SnapshotMemory:
-    """Keeps one snapshot's memory for the next one, once nobody reads it any more."""
-
-    def __init__(self) -> None:
-        self._spare: list[Bytes] = []
-
-    def take(self, num_bytes: int) -> Bytes:
-        """Return uint8 [num_bytes] with any content. It comes back by itself, when no array and no view of it is left."""
-        memory = self._spare.pop() if self._spare else None
-        if memory is None or memory.nbytes != num_bytes:
-            memory = np.empty(num_bytes, dtype=np.uint8)
-        # All views of what is returned refer to this array, and not to the memory itself.
-        lent = memory[:]
-        weakref.finalize(lent, self._give_back, memory).atexit = False
-        return np.frombuffer(lent.data, dtype=np.uint8)
-
-    def _give_back(self, memory: Bytes) -> None:
-        self._spare[:] = [memory]
-
+from gspo_services.learner.weights.copy_memory import Bytes
+from gspo_services.learner.weights.weight_copy import Piece, WeightCopy
+from gspo_services.shared.weights import Parts, StoredParts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
-COPY_BYTES: Final = 16 * 2**20
-"""What one thread copies at a time: one tensor can be a sixth of a model."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Snapshot(Parts):
-    """One full policy version: all tensors in the manifest's order."""
+    """One full policy version: all tensors in the manifest's order, in the memory to which they were copied."""
+
+    pieces: Sequence[Piece]
+    begins: Sequence[int] = field(init=False)
+    """Where each piece begins in the version."""
+
+    def __post_init__(self) -> None:
+        begins = list(accumulate((piece.data.nbytes for piece in self.pieces), initial=0))[:-1]
+        object.__setattr__(self, "begins", begins)
+
+    def read(self, begin: int, end: int) -> Bytes:
+        """A copy only where pieces meet."""
+        found: list[Bytes] = []
+        at = max(0, bisect_right(self.begins, begin) - 1)
+        while begin < end:
+            part = self.pieces[at].data[begin - self.begins[at] : end - self.begins[at]]
+            found += [part] if len(part) else []
+            begin, at = begin + len(part), at + 1
+        return found[0] if len(found) == 1 else np.concatenate(found or [np.empty(0, dtype=np.uint8)])
 
     def tensor_data(self) -> list[memoryview]:
         """Return the bytes of each tensor."""
-        data = self.data.data
-        return [data[each.offset : each.offset + each.num_bytes] for each in self.manifest.tensors]
+        return [part for piece in self.pieces for part in _parts(piece)]
 
 
-class Delta(Parts):
+def _parts(piece: Piece) -> list[memoryview]:
+    ends = list(accumulate(piece.sizes()))
+    return [piece.data[end - size : end].data for end, size in zip(ends, piece.sizes(), strict=True)]
+
+
+class Delta(StoredParts):
     """One policy version as its changes against ``manifest.base_version`` (gspo_services.learner.weights.delta)."""
 
 
-def build_snapshot(policy_version: int, weights: WeightCopy, memory: SnapshotMemory | None = None) -> Snapshot:
-    """Make a snapshot of ``weights`` and use them up: their memory is freed while the snapshot fills. Uses all cores.
-
-    ``memory``: where the snapshot's comes from; None: memory of its own. Raises: ValueError when there are no weights.
-    """
-    if not weights.tensors:
+def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
+    """Make a version of ``weights``. Uses all cores. Raises: ValueError when there are no weights."""
+    if not weights.pieces:
         raise ValueError(f"policy version {policy_version} has no tensors")
-    tensors = described(weights.tensors, weights.digests())
-    data = (SnapshotMemory() if memory is None else memory).take(sum(tensor.num_bytes for tensor in tensors))
-    _fill(data, weights.take())
+    tensors = weights.tensors()
     manifest = Manifest(
         policy_version=policy_version,
         kind="snapshot",
         base_version=0,
-        num_bytes=data.nbytes,
+        num_bytes=sum(tensor.num_bytes for tensor in tensors),
         chunk_bytes=CHUNK_BYTES,
         digest=version_digest(tensors, weights.adapter),
         tensors=tensors,
         adapter=weights.adapter,
     )
-    return Snapshot(manifest=manifest, data=data)
-
-
-def _fill(data: Bytes, tensors: list[CopiedTensor]) -> None:
-    """Write tensors end to end, and drop each once it is written."""
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for _ in pool.map(_write, _pieces(data, tensors)):
-            pass
-
-
-def _write(piece: tuple[Bytes, Bytes]) -> None:
-    np.copyto(*piece)
-
-
-def _pieces(data: Bytes, tensors: list[CopiedTensor]) -> Iterator[tuple[Bytes, Bytes]]:
-    """Where each piece goes, and what it is; uses up ``tensors``."""
-    tensors.reverse()
-    offset = 0
-    while tensors:
-        source = tensors.pop().data
-        target = data[offset : offset + len(source)]
-        offset += len(source)
-        for begin in range(0, len(source), COPY_BYTES):
-            yield target[begin : begin + COPY_BYTES], source[begin : begin + COPY_BYTES]
+    return Snapshot(manifest=manifest, pieces=weights.pieces)
 
 
 class SnapshotStore:

@@ -10,6 +10,7 @@ import torch
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.weights.adapter_copy import PublishedBase, copy_adapter
+from gspo_services.learner.weights.copy_memory import CopyMemory
 from gspo_services.learner.weights.weight_copy import DTYPES, WeightCopy, copy_parameters
 from gspo_services.shared.settings import Settings
 
@@ -33,6 +34,7 @@ class VersionCopies:
         self._has_copies = has_copies
         self._base: PublishedBase | None = None
         self._knows_base = False
+        self._memory = CopyMemory()
 
     def copy(self) -> WeightCopy | None:
         """Copy the weights as they are served now; None on ranks without copies. Collective."""
@@ -51,7 +53,7 @@ class VersionCopies:
 
     def _taken(self, parameters: Iterable[ServedParameter]) -> WeightCopy | None:
         if self._has_copies:
-            return copy_parameters(parameters)
+            return copy_parameters(parameters, self._memory)
         for _ in parameters:
             pass
         return None

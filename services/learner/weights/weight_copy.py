@@ -1,18 +1,20 @@
 """The weights of one moment in this process's own memory, so that they can be published while training continues."""
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
-from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_protocol.digests import sums_digest, version_digest
 from gspo_protocol.messages import AdapterInfo, TensorInfo
+from gspo_protocol.tiles import TILE_BYTES, num_tiles, tile_sums
+from gspo_services.learner.weights.copy_memory import Bytes, CopyMemory
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By their names on the wire and in the settings."""
@@ -20,13 +22,31 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopiedTensor:
-    """One tensor's bytes in this process's own memory."""
+class Piece:
+    """The bytes of one parameter in this process's own memory, and the tensors that lie in it, one after the other."""
 
-    name: str
+    data: Bytes
+    item_bytes: int
     dtype: str
-    shape: list[int]
-    data: np.ndarray[Any, np.dtype[np.uint8]]
+    tensors: Sequence[ServedPart]
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each tensor."""
+        return [each.num_elements * self.item_bytes for each in self.tensors]
+
+    def digests(self) -> list[str]:
+        """Compute each tensor's digest."""
+        sizes = self.sizes()
+        if any(size % TILE_BYTES for size in sizes[:-1]):
+            ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+            parts = zip(ends, sizes, strict=True)
+            return [sums_digest(tile_sums(self.data[end - size : end].data), size) for end, size in parts]
+        # The tensors' tiles are the parameter's: thousands of experts are read at once.
+        sums, found, first = tile_sums(self.data.data), [], 0
+        for size in sizes:
+            found.append(sums_digest(sums[first : first + num_tiles(size)], size))
+            first += num_tiles(size)
+        return found
 
 
 class WeightCopy:
@@ -35,41 +55,26 @@ class WeightCopy:
     adapter: AdapterInfo | None = None
     """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapter_copy)."""
 
-    def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]], *, from_device: bool = False) -> None:
-        """``copied``: for each parameter its elements in row-major order, and what they are served as. ``from_device``: they
-        are in pinned memory, which this process never gives back."""
-        self.from_device = from_device
-        self._copied = list(copied)
-        self._tensors: list[CopiedTensor] | None = None
-        self._digests: list[str] = []
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self.pieces = list(pieces)
+        self._tensors: list[TensorInfo] = []
 
-    @property
-    def tensors(self) -> list[CopiedTensor]:
-        """The tensors as served; made at the first use, because training waits only for the copy."""
-        if self._tensors is None:
-            self._tensors = [tensor for values, parts in self._copied for tensor in _cut(values, parts)]
-            self._copied = []
+    def tensors(self) -> list[TensorInfo]:
+        """Describe the tensors as in a manifest, end to end, with their digests; computed once, on all cores."""
+        if not self._tensors:
+            self._tensors = list(_described(self.pieces, self._digests()))
         return self._tensors
 
-    def take(self) -> list[CopiedTensor]:
-        """Hand over the tensors, so that memory is freed as soon as a parameter's tensors are dropped."""
-        tensors, self._tensors = self.tensors, []
-        return tensors
-
-    def digests(self) -> list[str]:
-        """Compute every tensor's digest, in order, on all cores: hashing is the slowest part of a publication."""
-        if not self._digests:
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                # The largest first: one thread hashes it alone, while the others do the rest.
-                data = [tensor.data for tensor in self.tensors]
-                order = sorted(range(len(data)), key=lambda index: -data[index].nbytes)
-                found = {index: pool.submit(tensor_digest, data[index].data) for index in order}
-                self._digests = [found[index].result() for index in range(len(data))]
-        return self._digests
+    def _digests(self) -> list[list[str]]:
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            # The largest first: one thread hashes it alone, while the others do the rest.
+            order = sorted(range(len(self.pieces)), key=lambda index: -self.pieces[index].data.nbytes)
+            found = {index: pool.submit(self.pieces[index].digests) for index in order}
+            return [found[index].result() for index in range(len(self.pieces))]
 
     def digest(self) -> str:
         """Return the digest that a version of these weights has."""
-        return version_digest(described(self.tensors, self.digests()), self.adapter)
+        return version_digest(self.tensors(), self.adapter)
 
 
 def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> WeightCopy:
@@ -77,65 +82,54 @@ def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> WeightCopy:
     return copy_parameters(ServedParameter.alone(name, tensor) for name, tensor in weights)
 
 
-def copy_parameters(parameters: Iterable[ServedParameter]) -> WeightCopy:
+def copy_parameters(parameters: Iterable[ServedParameter], memory: CopyMemory | None = None) -> WeightCopy:
     """Copy ``parameters``, whose elements may be on any device. Training waits only for this.
 
-    Raises: ValueError when a dtype cannot be sent.
+    ``memory``: where the copies' comes from; None: memory of their own. Raises: ValueError when a dtype cannot be sent.
     """
-    copied: list[tuple[Tensor, Sequence[ServedPart]]] = []
+    memory = CopyMemory() if memory is None else memory
+    pieces: list[Piece] = []
     on_device = False
     for parameter in parameters:
-        values = parameter.values
-        if values.dtype not in DTYPE_NAMES:
+        if parameter.values.dtype not in DTYPE_NAMES:
             raise ValueError(
-                f"tensor {parameter.parts[0].name} has dtype {values.dtype}: one of {sorted(DTYPE_NAMES.values())} can be "
-                "served"
+                f"tensor {parameter.parts[0].name} has dtype {parameter.values.dtype}: one of "
+                f"{sorted(DTYPE_NAMES.values())} can be served"
             )
-        on_device = on_device or values.is_cuda
-        copied.append((_to_host(values), parameter.parts))
+        on_device = on_device or parameter.values.is_cuda
+        pieces += [_copied(each, memory) for each in _in_order(parameter)]
     if on_device:
         torch.cuda.synchronize()
-    return WeightCopy(copied, from_device=on_device)
+    memory.keep_for(sum(piece.data.nbytes for piece in pieces))
+    return WeightCopy(pieces)
 
 
-def _to_host(values: Tensor) -> Tensor:
-    """Copy into this process's own memory. A copy from a GPU is complete after a synchronisation."""
-    if not values.is_cuda:
-        # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
-        return values.to("cpu", copy=True)
-    # PyTorch keeps pinned memory for the next export: to pin it takes longer than to copy.
-    own = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    own.copy_(values, non_blocking=True)
-    # The next parameter's gather must not overwrite data that is still being copied.
-    values.record_stream(torch.cuda.current_stream(values.device))
-    return own
+def _in_order(parameter: ServedParameter) -> Iterator[ServedParameter]:
+    """The parameter with its tensors as they lie in it; each tensor alone where they are not one after the other."""
+    parts = sorted(parameter.parts, key=lambda part: (part.start, part.num_elements))
+    ends = [part.start + part.num_elements for part in parts]
+    if [part.start for part in parts] == [0, *ends[:-1]] and ends[-1] == parameter.values.numel():
+        yield ServedParameter(parameter.values, parts)
+        return
+    yield from (ServedParameter.alone(name, tensor) for name, tensor in parameter.tensors())
 
 
-def _cut(values: Tensor, parts: Sequence[ServedPart]) -> Iterator[CopiedTensor]:
-    data, size = values.view(torch.uint8).numpy(), values.element_size()
-    for part in parts:
-        yield CopiedTensor(
-            name=part.name,
-            dtype=DTYPE_NAMES[values.dtype],
-            shape=list(part.shape),
-            data=data[part.start * size : (part.start + part.num_elements) * size],
-        )
+def _copied(parameter: ServedParameter, memory: CopyMemory) -> Piece:
+    """A copy from a GPU is complete after a synchronisation."""
+    values = parameter.values
+    # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
+    own, data = memory.take(values.numel() * values.element_size(), pinned=values.is_cuda)
+    own.view(values.dtype).copy_(values, non_blocking=values.is_cuda)
+    if values.is_cuda:
+        # The next parameter's gather must not overwrite data that is still being copied.
+        values.record_stream(torch.cuda.current_stream(values.device))
+    return Piece(data=data, item_bytes=values.element_size(), dtype=DTYPE_NAMES[values.dtype], tensors=parameter.parts)
 
 
-def described(tensors: Sequence[CopiedTensor], digests: Sequence[str]) -> list[TensorInfo]:
-    """Return the tensors as in a manifest, end to end."""
-    found: list[TensorInfo] = []
+def _described(pieces: Sequence[Piece], digests: Sequence[Sequence[str]]) -> Iterator[TensorInfo]:
     offset = 0
-    for tensor, digest in zip(tensors, digests, strict=True):
-        found.append(
-            TensorInfo(
-                name=tensor.name,
-                dtype=tensor.dtype,  # type: ignore[arg-type]
-                shape=tensor.shape,
-                offset=offset,
-                num_bytes=tensor.data.nbytes,
-                digest=digest,
-            )
-        )
-        offset += tensor.data.nbytes
-    return found
+    for piece, own in zip(pieces, digests, strict=True):
+        for part, digest in zip(piece.tensors, own, strict=True):
+            num_bytes = math.prod(part.shape) * piece.item_bytes
+            yield TensorInfo(part.name, piece.dtype, list(part.shape), offset, num_bytes, digest)  # type: ignore[arg-type]
+            offset += num_bytes

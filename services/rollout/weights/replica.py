@@ -14,23 +14,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 import structlog
 from msgspec import structs
 
-from gspo_protocol.deltas import DeltaHead, check_bucket, decode_head, decode_streams, stream_lengths
+from gspo_protocol.deltas import Bytes, DeltaHead, check_bucket, decode_head, decode_streams, stream_lengths
 from gspo_protocol.digests import head_digest, tensor_digest, version_digest
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
 from gspo_services.rollout.weights.files import SHARD_BYTES, WeightFiles, remove_files
 from gspo_services.rollout.weights.patch import Touched
-from gspo_services.shared.weights import Parts, decompress
+from gspo_services.shared.weights import Parts, StoredParts, decompress
 
 log = structlog.get_logger()
 
@@ -68,18 +68,15 @@ Landing = WeightFiles | DeltaBytes
 """Where the bytes of a manifest go."""
 
 
-class _StoredParts(Parts):
+@dataclass(frozen=True, kw_only=True)
+class _Filed(Parts):
     """The version in the files, for other rollouts."""
 
-    def __init__(self, manifest: Manifest, files: WeightFiles) -> None:
-        super().__init__(manifest=manifest, data=np.empty(0, dtype=np.uint8))
-        object.__setattr__(self, "_files", files)
+    files: WeightFiles
 
-    def chunk(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        begin = index * self.manifest.chunk_bytes
-        files: WeightFiles = self._files  # type: ignore[attr-defined]
+    def read(self, begin: int, end: int) -> Bytes:
         # A copy: the next delta changes the files, perhaps while a slow peer still takes this.
-        return files.read(begin, min(begin + self.manifest.chunk_bytes, self.manifest.num_bytes)).copy()
+        return self.files.read(begin, end).copy()
 
 
 class DamagedWeightsError(ValueError):
@@ -149,7 +146,7 @@ class Replica:
             return delta if delta is not None and delta.policy_version == policy_version else None
         if self._changing or self.manifest is None or self.manifest.policy_version != policy_version:
             return None
-        return _StoredParts(self.manifest, self.files)
+        return _Filed(manifest=self.manifest, files=self.files)
 
     def landing(self, manifest: Manifest) -> Landing:
         """Return the buffer for the bytes of ``manifest``, before ``take``. For a snapshot the replica must be empty.
@@ -173,7 +170,7 @@ class Replica:
             self._changing = False
         if isinstance(landed, DeltaBytes) and self._keep_deltas:
             kept = structs.replace(manifest, sources=[], checksums={})
-            self._deltas[manifest.base_version] = Parts(manifest=kept, data=np.frombuffer(landed.data, dtype=np.uint8))
+            self._deltas[manifest.base_version] = StoredParts(manifest=kept, data=np.frombuffer(landed.data, dtype=np.uint8))
             while len(self._deltas) > self._keep_deltas:
                 self._deltas.popitem(last=False)
 

@@ -11,7 +11,7 @@ from gspo_services.shared.weights.adapter_layout import (
     slot_name,
 )
 from gspo_services.shared.weights.checksums import Hash, engine_hash, hash_function, xxh3_checksum
-from gspo_services.shared.weights.chunk_server import ChunkServer, Parts
+from gspo_services.shared.weights.chunk_server import ChunkServer, Parts, StoredParts
 from gspo_services.shared.weights.compression import compress, decompress
 from gspo_services.shared.weights.engine_parameters import (
     EMBEDDING,
@@ -77,6 +77,7 @@ __all__ = [
     "ShardPiece",
     "Spread",
     "SpreadError",
+    "StoredParts",
     "TileSums",
     "Work",
     "checksums_of",

@@ -31,12 +31,14 @@ from gspo_services.shared.net import UNKNOWN_SESSION, Incoming, RouterChannel
 log = structlog.get_logger()
 
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes], which never changes."""
+class Parts(ABC):
+    """Bytes that are fetched in chunks."""
 
     manifest: Manifest
-    data: np.ndarray[Any, np.dtype[np.uint8]]
 
     @property
     def policy_version(self) -> int:
@@ -46,10 +48,24 @@ class Parts:
     def num_chunks(self) -> int:
         return -(-self.manifest.num_bytes // self.manifest.chunk_bytes)
 
-    def chunk(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def chunk(self, index: int) -> Bytes:
         """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter. They never change."""
-        size = self.manifest.chunk_bytes
-        return self.data[index * size : (index + 1) * size]
+        begin = index * self.manifest.chunk_bytes
+        return self.read(begin, min(begin + self.manifest.chunk_bytes, self.manifest.num_bytes))
+
+    @abstractmethod
+    def read(self, begin: int, end: int) -> Bytes:
+        """Bytes from ``begin`` to ``end``, which never change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredParts(Parts):
+    """``data``: uint8 [manifest.num_bytes], all bytes in a row."""
+
+    data: Bytes
+
+    def read(self, begin: int, end: int) -> Bytes:
+        return self.data[begin:end]
 
 
 class ChunkServer(ABC):

@@ -92,7 +92,8 @@ def _manifest_of(base_version: int, snapshot: Manifest, head: bytes, encoded: li
 
 
 def _bucket(old: Bytes, new: Bytes, region: Region) -> tuple[DeltaBucket, bytes, bytes]:
-    changes = encode_region(old, new, region)
+    bounds = slice(region.offset, region.offset + region.num_elements * region.item_bytes)
+    changes = encode_region(*(as_elements(each[bounds], region.item_bytes) for each in (old, new)), region)
     assert changes is not None
     streams = [compress(stream.data) for stream in changes.streams]
     bucket = DeltaBucket(

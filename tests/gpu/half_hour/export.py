@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
+from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_parameters, copy_weights
 
 NUM_EXPERTS, HIDDEN, INNER = 128, 2048, 768
@@ -28,6 +29,13 @@ def weights() -> list[ServedParameter]:
 
 def _random(num_elements: int) -> torch.Tensor:
     return torch.randn(num_elements, device="cuda", dtype=torch.bfloat16)
+
+
+def _is_right(snapshot: Snapshot, tensors: dict[str, torch.Tensor]) -> bool:
+    copied = zip(snapshot.manifest.tensors, snapshot.tensor_data(), strict=True)
+    return all(
+        bytes(data) == tensors[info.name].cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for info, data in copied
+    )
 
 
 def main() -> None:
@@ -53,10 +61,7 @@ def main() -> None:
         "pinned_by_parameter_s": round(by_parameter_s, 3),
         "pinned_gb_per_s": round(num_bytes / by_parameter_s / 1e9, 2),
         "first_pinned_s": round(first_s, 3),
-        "right": all(
-            torch.equal(torch.from_numpy(copied.data), tensor.cpu().reshape(-1).view(torch.uint8))
-            for copied, (_, tensor) in zip(copy_parameters(parameters).tensors, tensors, strict=True)
-        ),
+        "right": _is_right(build_snapshot(1, copy_parameters(parameters)), dict(tensors)),
     }
     print(json.dumps(found))
 

@@ -11,7 +11,7 @@ import torch
 
 from gspo_services.learner.weights.checksums import PublishedChecksums
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.snapshot import Snapshot, SnapshotMemory, build_snapshot
+from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 
 T = TypeVar("T")
@@ -22,13 +22,13 @@ CHANGED = 0.01
 
 
 def main() -> None:
-    weights, memory = dict(_weights()), SnapshotMemory()
-    _, first = _snapshot(1, weights, memory)
+    weights = dict(_weights())
+    _, first = _snapshot(1, weights)
     generator = torch.Generator(device="cuda").manual_seed(0)
     for tensor in weights.values():
         tensor.add_(torch.rand(tensor.shape, generator=generator, device="cuda").lt(CHANGED) * 0.1)
-    copy_s, second = _snapshot(2, weights, memory)
-    found = {"gb": round(second.data.nbytes / 1e9, 2), "snapshot_s": round(copy_s, 2)}
+    copy_s, second = _snapshot(2, weights)
+    found = {"gb": round(second.manifest.num_bytes / 1e9, 2), "snapshot_s": round(copy_s, 2)}
     found["delta_s"], _ = _timed(lambda: encode_delta(first, second))
     checksums = {}
     for name, device in (("host", None), ("device", torch.device("cuda"))):
@@ -54,9 +54,9 @@ def _weights() -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{prefix}down_proj.weight", random(HIDDEN, INNER)
 
 
-def _snapshot(version: int, weights: dict[str, torch.Tensor], memory: SnapshotMemory) -> tuple[float, Snapshot]:
+def _snapshot(version: int, weights: dict[str, torch.Tensor]) -> tuple[float, Snapshot]:
     copy = copy_weights(weights.items())
-    return _timed(lambda: build_snapshot(version, copy, memory))
+    return _timed(lambda: build_snapshot(version, copy))
 
 
 def _timed(act: Callable[[], T]) -> tuple[float, T]:

@@ -48,7 +48,7 @@ from gspo_services.shared.settings.sections import Broker, Learner, Run, Securit
 from tests.support.broker.made_batches import damaged, in_parts
 from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 from tests.support.wire.replicas import content
-from tests.support.wire.snapshots import snapshot_of
+from tests.support.wire.snapshots import bytes_of, snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, sequenced, zmq_context
 
 OFTEN_S = 0.05
@@ -215,7 +215,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
                 await rollout.connected_welcome()
                 fetched = await fetch_newest(rollout, version - 1)
             assert fetched is not None
-            assert content(fetched) == snapshot.data.tobytes()
+            assert content(fetched) == bytes_of(snapshot)
 
 
 async def test_the_advertised_address_is_what_is_announced() -> None:

@@ -21,7 +21,7 @@ from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.wire.keys import make_keys, security_of
 from tests.support.wire.replicas import content, flip
 from tests.support.wire.served_weights import Publisher, Served
-from tests.support.wire.snapshots import snapshot_of
+from tests.support.wire.snapshots import bytes_of, snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, in_background, zmq_context
 
 SOON_S = 0.1
@@ -118,14 +118,14 @@ async def test_a_fleet_gets_a_version_and_a_delta_while_the_learner_sends_them_t
         first = learner.publish()
         await together(rollouts)
         assert learner.served.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
-        assert all(rollout.data == first.data.tobytes() for rollout in rollouts)
+        assert all(rollout.data == bytes_of(first) for rollout in rollouts)
         second = learner.publish()
         await together(rollouts)
         delta = learner.served.store.get(2, 1)
         assert delta is not None
         num_bytes = delta.manifest.num_bytes
         assert learner.served.count("weight_bytes_sent") == 2 * (first.manifest.num_bytes + num_bytes)
-        assert all(rollout.data == second.data.tobytes() for rollout in rollouts)
+        assert all(rollout.data == bytes_of(second) for rollout in rollouts)
         assert all(rollout.kinds == {"snapshot": 1, "delta": 1} for rollout in rollouts)
         assert sum(rollout.served for rollout in rollouts) == 7 * (first.manifest.num_bytes + num_bytes)
         assert sum(rollout.sources("fetched") for rollout in rollouts) == 14
@@ -146,7 +146,7 @@ async def test_a_newcomer_gets_the_snapshot_from_a_peer_that_joined_before() -> 
         await rollouts[3].fetch()
         assert learner.served.count("weight_bytes_sent") == sent
         assert rollouts[1].served == newest.manifest.num_bytes
-        assert rollouts[3].data == newest.data.tobytes()
+        assert rollouts[3].data == bytes_of(newest)
 
 
 async def test_damage_by_a_peer_is_found_and_the_bytes_come_from_the_learner_instead() -> None:
@@ -156,7 +156,7 @@ async def test_damage_by_a_peer_is_found_and_the_bytes_come_from_the_learner_ins
         for rollout in rollouts[:2]:
             flip(rollout.weight_peers.replica, 17)
         await rollouts[2].fetch()
-        assert rollouts[2].data == first.data.tobytes()
+        assert rollouts[2].data == bytes_of(first)
         assert rollouts[2].sources("damaged") == 1
         assert learner.served.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
         assert learner.served.count("weight_sources_failed") == 1
@@ -180,7 +180,7 @@ async def test_a_peer_that_is_gone_or_has_nothing_is_skipped() -> None:
         rollouts[1].weight_peers.replica.forget()
         for rollout in rollouts[2:]:
             await rollout.fetch()
-        assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
+        assert [rollout.data == bytes_of(first) for rollout in rollouts[2:]] == [True] * 3
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [2, 0, 0]
         # The learner names the failed sources to no other rollout: the others get it from the third.
         assert learner.served.count("weight_sources_failed") == 1
@@ -196,7 +196,7 @@ async def test_when_one_peer_fails_another_is_asked_before_the_learner() -> None
             await rollout.fetch()
         rollouts[0].weight_peers.replica.forget()
         await together(rollouts[2:])
-        assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
+        assert [rollout.data == bytes_of(first) for rollout in rollouts[2:]] == [True] * 2
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
         assert [rollout.sources("fetched") for rollout in rollouts[2:]] == [1, 1]
         assert learner.served.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
@@ -214,7 +214,7 @@ async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
             security=PLAINTEXT, stall_s=STALL_S,
         )  # fmt: skip
         manifest = structs.replace(snapshot.manifest, chunk_bytes=4096, sources=[Source(end.endpoint)])
-        chunks = [snapshot.data[begin : begin + 4096] for begin in range(0, len(snapshot.data), 4096)]
+        chunks = [snapshot.read(begin, begin + 4096) for begin in range(0, snapshot.manifest.num_bytes, 4096)]
 
         async def answer() -> None:
             while True:
@@ -236,7 +236,7 @@ async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
                     landing = weight_peers.replica.landing(manifest)
                     assert await weight_peers.fetch(manifest, landing)
                     weight_peers.replica.replace(manifest, landing)  # type: ignore[arg-type]
-                    assert content(weight_peers.replica) == snapshot.data.tobytes()
+                    assert content(weight_peers.replica) == bytes_of(snapshot)
             async with in_background(repeat()), asyncio.timeout(PATIENCE_S):
                 assert not await weight_peers.fetch(manifest, weight_peers.replica.landing(manifest))
         finally:
@@ -251,7 +251,7 @@ async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Pat
     async with a_fleet(4, keys) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts)
-        assert all(rollout.data == first.data.tobytes() for rollout in rollouts)
+        assert all(rollout.data == bytes_of(first) for rollout in rollouts)
         assert learner.served.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
         assert sum(rollout.sources("fetched") for rollout in rollouts) == 2
         async with zmq_context() as outside:
@@ -281,6 +281,6 @@ async def test_a_rollout_does_not_connect_to_a_source_with_an_unknown_key(tmp_pa
             (apart / name).write_text(source.read_text())
         rollouts[2].weight_peers._security = security_of(apart, "rollout", "rollout-2")
         await rollouts[2].fetch()
-        assert rollouts[2].data == first.data.tobytes()
+        assert rollouts[2].data == bytes_of(first)
         assert rollouts[2].sources("failed") == 2
         assert learner.served.count("weight_bytes_sent") == 3 * first.manifest.num_bytes

@@ -17,7 +17,7 @@ from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content, hold
 from tests.support.wire.served_weights import SOON_S, Publisher, Served, served
-from tests.support.wire.snapshots import snapshot_of
+from tests.support.wire.snapshots import bytes_of, snapshot_of
 from tests.support.wire.zmq_ends import a_client, connected, in_background, zmq_context
 
 
@@ -31,7 +31,7 @@ async def test_a_delta_brings_the_replica_from_one_version_to_the_next() -> None
         snapshot = learner.publish()
         assert await fetch_newest(client, 1, replica, fetched=lambda manifest: kinds.append(manifest.kind)) is replica
         assert kinds == ["snapshot", "delta"]
-        assert content(replica) == snapshot.data.tobytes()
+        assert content(replica) == bytes_of(snapshot)
         assert replica.manifest == snapshot.manifest
         assert server.count("weight_bytes_sent") - full < 0.05 * full
         assert await fetch_newest(client, 2, replica) is None
@@ -65,7 +65,7 @@ async def test_a_partly_fetched_delta_continues_where_it_stopped() -> None:
 
         async with in_background(answer()):
             await fetch_newest(client, 1, replica, stall_s=SOON_S)
-    assert content(replica) == snapshot.data.tobytes()
+    assert content(replica) == bytes_of(snapshot)
     number = delta.num_chunks
     assert number > 2
     assert asked == [(1, 0, number), (1, 1, number - 1)]
@@ -99,7 +99,7 @@ async def test_an_impossible_delta_is_refused_before_anything_is_fetched(change:
             else:
                 with pytest.raises(FetchError, match=words):
                     await fetch_newest(client, 1, replica)
-    assert content(replica) == base.data.tobytes()
+    assert content(replica) == bytes_of(base)
 
 
 class Receiver:
@@ -122,7 +122,7 @@ class Receiver:
                 continue
             break
         assert self.replica.manifest == snapshot.manifest
-        assert content(self.replica) == snapshot.data.tobytes()
+        assert content(self.replica) == bytes_of(snapshot)
 
 
 async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() -> None:

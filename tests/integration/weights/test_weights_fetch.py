@@ -18,6 +18,7 @@ from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content
 from tests.support.wire.served_weights import SOON_S, Served, a_snapshot, served, weights
+from tests.support.wire.snapshots import bytes_of
 from tests.support.wire.zmq_ends import ScriptedEnd, a_client, connected, in_background, zmq_context
 
 
@@ -156,7 +157,7 @@ async def test_chunks_may_come_late_twice_and_in_any_order() -> None:
     order = [3, 0, 0, 2, 3, *range(snapshot.num_chunks - 1, 0, -1)]
     async with connected(WEIGHTS) as (end, client):
         fetched = await fetch_from(end, client, snapshot, [(99, b"?"), *((index, body(snapshot, index)) for index in order)])
-    assert content(fetched) == snapshot.data.tobytes()
+    assert content(fetched) == bytes_of(snapshot)
 
 
 async def test_only_missing_chunks_are_asked_for_again() -> None:
@@ -179,7 +180,7 @@ async def test_only_missing_chunks_are_asked_for_again() -> None:
         async with in_background(answer()):
             fetched = await fetch_newest(client, 0, stall_s=SOON_S)
     assert fetched is not None
-    assert content(fetched) == snapshot.data.tobytes()
+    assert content(fetched) == bytes_of(snapshot)
     number = snapshot.num_chunks
     assert asked == [(0, number), (2, number - 2), (2, number - 2)]
 
@@ -211,7 +212,7 @@ async def test_late_answers_to_an_earlier_fetch_are_ignored() -> None:
         chunks = [(index, body(snapshot, index)) for index in range(snapshot.num_chunks)]
         fetched = await fetch_from(end, client, snapshot, chunks)
     assert fetched.policy_version == 2
-    assert content(fetched) == snapshot.data.tobytes()
+    assert content(fetched) == bytes_of(snapshot)
 
 
 # --- the server's side ------------------------------------------------------------------------------------------------

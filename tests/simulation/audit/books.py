@@ -7,7 +7,6 @@ from typing import Any
 
 import msgpack
 import msgspec
-from msgspec.structs import replace
 
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import AnyMessage, Batch, BatchPart, GroupSampling, Segment, VersionRun
@@ -217,8 +216,5 @@ def spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
 
 def content_of(batch: Batch | BatchPart, arrays: Mapping[str, Array]) -> bytes:
     """A batch or a part of it, with its arrays, as bytes."""
-    if isinstance(batch, Batch):  # A count is an integer where it is made, and a float where it was read.
-        report = {name: None if value is None else float(value) for name, value in batch.report.items()}
-        batch = replace(batch, report=report)
     described: dict[str, Any] = msgspec.to_builtins(batch)
     return bytes(msgpack.packb(described)) + b"".join(array.tobytes() for array in arrays.values())

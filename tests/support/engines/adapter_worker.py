@@ -23,6 +23,7 @@ from gspo_services.shared.settings.sections import LoraSection, Settings
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.learner.trained import train
 from tests.support.loss.sequences import load_groups
+from tests.support.wire.snapshots import bytes_of, snapshot_from
 
 LORA: Final[dict[str, Any]] = {"rank": 4, "alpha": 8.0, "target_modules": ["attention"]}
 NUM_VERSIONS: Final = 3
@@ -32,12 +33,12 @@ LEARNING_RATE: Final = 0.02
 def read_version(work: Path, name: str) -> Snapshot:
     """A version as it was written."""
     manifest = msgspec.msgpack.decode((work / f"{name}.manifest").read_bytes(), type=Manifest)
-    return Snapshot(manifest=manifest, data=np.fromfile(work / f"{name}.bytes", dtype=np.uint8))
+    return snapshot_from(manifest, np.fromfile(work / f"{name}.bytes", dtype=np.uint8))
 
 
 def _write(snapshot: Snapshot, path: Path) -> None:
     path.with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(snapshot.manifest))
-    snapshot.data.tofile(path.with_suffix(".bytes"))
+    path.with_suffix(".bytes").write_bytes(bytes_of(snapshot))
 
 
 def main() -> None:

@@ -4,11 +4,12 @@ from gspo_protocol.messages import Manifest
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.rollout.weights.files import WeightFiles
 from gspo_services.rollout.weights.replica import Replica
+from tests.support.wire.snapshots import bytes_of
 
 
 def hold(replica: Replica, snapshot: Snapshot) -> Replica:
     """Give ``replica`` a version."""
-    return hold_bytes(replica, snapshot.manifest, snapshot.data.tobytes())
+    return hold_bytes(replica, snapshot.manifest, bytes_of(snapshot))
 
 
 def hold_bytes(replica: Replica, manifest: Manifest, data: bytes) -> Replica:

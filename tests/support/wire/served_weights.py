@@ -47,7 +47,7 @@ def a_snapshot(version: int = 1, *, big: bool = False, chunk_bytes: int | None =
     if chunk_bytes is None:
         return snapshot
     manifest = msgspec.structs.replace(snapshot.manifest, chunk_bytes=chunk_bytes)
-    return Snapshot(manifest=manifest, data=snapshot.data)
+    return Snapshot(manifest=manifest, pieces=snapshot.pieces)
 
 
 class Served:

@@ -11,6 +11,7 @@ from gspo_protocol.deltas import (
     CHANGES_DIGEST_BYTES,
     Changes,
     Region,
+    as_elements,
     check_bucket,
     decode_head,
     encode_head,
@@ -23,6 +24,13 @@ from gspo_protocol.messages import DeltaBucket, TensorInfo
 from tests.support.wire.streams import apply_streams
 
 SIZES = st.sampled_from([2, 4])
+
+
+def encoded(old: np.ndarray, new: np.ndarray, region: Region) -> Changes | None:
+    """The changes of a region of two versions, given in whole."""
+    bounds = slice(region.offset, region.offset + region.num_elements * region.item_bytes)
+    before, after = (as_elements(each.view(np.uint8)[bounds], region.item_bytes) for each in (old, new))
+    return encode_region(before, after, region)
 
 
 def bucket_of(changes: Changes) -> DeltaBucket:
@@ -67,7 +75,7 @@ def test_a_region_becomes_the_new_version_bit_for_bit_and_nothing_else_changes(c
     begin, end = region.offset, region.offset + region.num_elements * region.item_bytes
     expected = np.concatenate([old[:begin], new[begin:end], old[end:]])
     num_changed = (old[begin:end] != new[begin:end]).reshape(-1, region.item_bytes).any(axis=1).sum()
-    changes = encode_region(old, new, region)
+    changes = encoded(old, new, region)
     if changes is None:
         assert expected.tobytes() == old.tobytes()
         assert num_changed == 0
@@ -84,7 +92,7 @@ def test_a_region_becomes_the_new_version_bit_for_bit_and_nothing_else_changes(c
 @given(versions(), st.randoms(use_true_random=False))
 def test_a_delta_that_was_applied_in_part_still_leads_to_the_new_version(case: tuple, rng: object) -> None:
     old, new, region = case
-    changes = encode_region(old, new, region)
+    changes = encoded(old, new, region)
     if changes is None:
         return
     size = region.item_bytes
@@ -101,7 +109,7 @@ def test_one_step_of_a_bfloat16_takes_no_absolute_value_and_a_far_one_does() -> 
     old = np.array([0x3F80, 0x3F80, 0x0000, 0xFFFF], dtype="<u2")
     new = np.array([0x3F81, 0x3F7C, 0xFFFC, 0x0003], dtype="<u2")
     region = Region(offset=0, num_elements=4, item_bytes=2)
-    changes = encode_region(old.view(np.uint8), new.view(np.uint8), region)
+    changes = encoded(old, new, region)
     assert changes is not None
     # +1, -4 and the two around zero: -4 and +4, of which the last is too far.
     assert [stream.tolist() for stream in changes.streams] == [[0, 0, 0, 0], [1, 4, 4, 8], [6], [0]]
@@ -113,7 +121,7 @@ def test_long_gaps_take_one_byte_for_every_255_elements() -> None:
     new = old.copy()
     new[[254, 510, 1999]] = 1
     region = Region(offset=0, num_elements=2000, item_bytes=2)
-    changes = encode_region(old.view(np.uint8), new.view(np.uint8), region)
+    changes = encoded(old, new, region)
     assert changes is not None
     assert changes.streams[0].tolist() == [254, 255, 0, 255, 255, 255, 255, 255, 213]
     assert stream_lengths(bucket_of(changes)) == [9, 3]
@@ -128,7 +136,7 @@ def test_gaps_are_the_same_bytes_whether_few_of_them_are_long_or_most(num_wide: 
     new = np.zeros(places[-1] + 1, dtype="<u2")
     new[places] = 1
     region = Region(offset=0, num_elements=len(new), item_bytes=2)
-    changes = encode_region(np.zeros_like(new).view(np.uint8), new.view(np.uint8), region)
+    changes = encoded(np.zeros_like(new), new, region)
     assert changes is not None
     assert bytes(changes.streams[0]) == b"".join(bytes([255] * (gap // 255) + [gap % 255]) for gap in gaps)
 
@@ -137,7 +145,7 @@ def some_changes() -> tuple[np.ndarray, Changes]:
     old = np.arange(100, dtype="<u2").view(np.uint8)
     new = np.arange(100, dtype="<u2")
     new[[3, 40, 99]] = [4, 5000, 98]
-    changes = encode_region(old, new.view(np.uint8), Region(offset=0, num_elements=100, item_bytes=2))
+    changes = encoded(old, new, Region(offset=0, num_elements=100, item_bytes=2))
     assert changes is not None
     return old.copy(), changes
 
@@ -181,7 +189,7 @@ def test_the_longest_possible_gaps_fit() -> None:
         old = np.zeros(size, dtype="<u2")
         new = old.copy()
         new[-1] = 1
-        changes = encode_region(old.view(np.uint8), new.view(np.uint8), Region(offset=0, num_elements=size, item_bytes=2))
+        changes = encoded(old, new, Region(offset=0, num_elements=size, item_bytes=2))
         assert changes is not None
         assert changes.streams[0].nbytes == 1 + (size - 1) // 255
         check_bucket(bucket_of(changes), 2 * size)
@@ -257,7 +265,7 @@ def test_the_digest_of_changes_covers_places_old_values_and_new_ones() -> None:
         new = old.copy()
         for place, step in steps.items():
             new[int(place[1:])] += step
-        changes = encode_region(old.view(np.uint8), new.view(np.uint8), region)
+        changes = encoded(old, new, region)
         assert changes is not None
         return changes.digest
 

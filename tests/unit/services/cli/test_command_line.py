@@ -84,4 +84,5 @@ def test_a_command_without_its_extra_names_it_in_one_line(words: list[str], lack
 def test_of_several_extras_that_of_the_whole_is_named_and_what_is_in_none_is_not_explained() -> None:
     assert "gspo[learner]" in lacking(ModuleNotFoundError(name="torch.nn"))
     assert "needs pyzmq" in lacking(ModuleNotFoundError(name="zmq"))
+    assert lacking(ModuleNotFoundError(name="numpy")) == "this needs numpy, which is not installed here: pip install gspo"
     assert lacking(ModuleNotFoundError(name="my_reward")) == ""

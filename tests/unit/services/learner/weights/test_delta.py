@@ -8,7 +8,7 @@ import torch
 
 from gspo_protocol.deltas import Region
 from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
-from gspo_services.learner.weights.delta import WORTHWHILE, encode_delta, samples
+from gspo_services.learner.weights.delta import WORTHWHILE, Place, encode_delta, samples
 from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from tests.support.wire.snapshots import snapshot_of
 
@@ -97,26 +97,32 @@ def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> N
     assert delta.manifest.num_bytes < 0.2 * 4 * (12 * 16 + 1024) * 1024
 
 
+def a_place(offset: int, num_elements: int, item_bytes: int) -> Place:
+    """A place whose elements take no memory."""
+    elements = np.broadcast_to(np.uint16(0), num_elements)
+    return Place(Region(offset=offset, num_elements=num_elements, item_bytes=item_bytes), elements, elements)
+
+
 def test_a_delta_is_not_made_when_it_does_not_pay_outside_the_sample() -> None:
     generator = torch.Generator().manual_seed(0)
     bits = [torch.randint(-(2**31), 2**31, (2 * 1024 * 1024,), dtype=torch.int32, generator=generator) for _ in range(2)]
     one, other = (each.view(torch.float32) for each in bits)
-    place = Region(offset=0, num_elements=len(one), item_bytes=4)
-    for piece in samples([place])[0][1]:
-        begin = piece.offset // 4
-        other[begin : begin + piece.num_elements] = one[begin : begin + piece.num_elements]
+    for piece in samples([a_place(0, len(one), 4)])[0][1]:
+        begin = piece.region.offset // 4
+        other[begin : begin + len(piece.after)] = one[begin : begin + len(piece.after)]
     assert encode_delta(snapshot_of(1, [("w", one)]), snapshot_of(2, [("w", other)])) is None
 
 
 @pytest.mark.parametrize(("num_places", "num_pieces"), [(1, 16), (3, 18), (16, 16), (31, 31), (1000, 17)])
 def test_the_sample_that_shows_whether_a_delta_pays_is_small_and_from_everywhere(num_places: int, num_pieces: int) -> None:
     elements = MAX_DELTA_BUCKET_ELEMENTS
-    places = [Region(offset=place * elements * 2, num_elements=elements, item_bytes=2) for place in range(num_places)]
-    chosen = samples(places)
-    pieces = [piece for _, several in chosen for piece in several]
+    chosen = samples([a_place(place * elements * 2, elements, 2) for place in range(num_places)])
+    assert all(len(piece.before) == len(piece.after) == 16 * 1024 for _, several in chosen for piece in several)
+    regions = [(place.region, [piece.region for piece in several]) for place, several in chosen]
+    pieces = [piece for _, several in regions for piece in several]
     assert len(pieces) == num_pieces
     assert {piece.num_elements for piece in pieces} == {16 * 1024}
-    assert all(place.offset <= piece.offset < place.offset + 2 * elements for place, several in chosen for piece in several)
+    assert all(place.offset <= piece.offset < place.offset + 2 * elements for place, several in regions for piece in several)
     last = num_places * elements * 2
     steps = [after.offset - before.offset for before, after in pairwise(pieces)]
     assert 0 < min(steps) <= max(steps) <= last / 15
@@ -124,8 +130,9 @@ def test_the_sample_that_shows_whether_a_delta_pays_is_small_and_from_everywhere
 
 
 def test_a_place_smaller_than_a_piece_is_sampled_whole() -> None:
-    place = Region(offset=6, num_elements=5, item_bytes=2)
-    assert samples([place]) == [(place, [place] * 16)]
+    place = a_place(6, 5, 2)
+    ((_, pieces),) = samples([place])
+    assert [piece.region for piece in pieces] == [place.region] * 16
     assert samples([]) == []
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gspo_protocol.digests import tensor_digest, version_digest
-from gspo_services.learner.weights import snapshot as snapshot_module
-from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotMemory, SnapshotStore
-from tests.support.wire.snapshots import snapshot_of
+from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore
+from tests.support.wire.snapshots import bytes_of, snapshot_of
 
 
 def test_a_snapshot_holds_every_tensors_bytes_in_order_with_their_digests() -> None:
@@ -28,7 +27,7 @@ def test_a_snapshot_holds_every_tensors_bytes_in_order_with_their_digests() -> N
     expected = (
         np.float32([1, -2, 0.5, 4]).tobytes() + bytes([0x80, 0x3F, 0x40, 0x40]) + np.float32([0, 3, 1, 4, 2, 5]).tobytes()
     )
-    assert snapshot.data.tobytes() == expected
+    assert bytes_of(snapshot) == expected
     assert manifest.num_bytes == 44
     assert [t.digest for t in manifest.tensors] == [
         tensor_digest(part) for part in (expected[:16], expected[16:20], expected[20:])
@@ -41,8 +40,8 @@ def test_further_training_does_not_change_a_snapshot() -> None:
     snapshot = snapshot_of(1, [("w", weight)])
     with torch.no_grad():
         weight += 1
-    assert not snapshot.data.any()
-    assert tensor_digest(snapshot.data.data) == snapshot.manifest.tensors[0].digest
+    assert not any(bytes_of(snapshot))
+    assert tensor_digest(memoryview(bytes_of(snapshot))) == snapshot.manifest.tensors[0].digest
 
 
 def test_tensors_may_share_a_buffer_that_is_filled_again_for_the_next_one() -> None:
@@ -52,44 +51,24 @@ def test_tensors_may_share_a_buffer_that_is_filled_again_for_the_next_one() -> N
             buffer.fill_(value)
             yield f"w{value:.0f}", buffer
 
-    assert snapshot_of(1, exported()).data.tobytes() == np.float32([1, 1, 2, 2]).tobytes()
+    assert bytes_of(snapshot_of(1, exported())) == np.float32([1, 1, 2, 2]).tobytes()
 
 
-def test_a_tensor_of_several_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "COPY_BYTES", 5)
+def test_pieces_that_meet_within_a_chunk_are_read_as_one_row() -> None:
     weights = {"a": torch.arange(7, dtype=torch.float32), "empty": torch.zeros(0), "b": torch.arange(3, dtype=torch.float32)}
     snapshot = snapshot_of(1, weights.items())
-    assert snapshot.data.tobytes() == np.float32([*range(7), *range(3)]).tobytes()
+    expected = np.float32([*range(7), *range(3)]).tobytes()
+    for begin in range(len(expected)):
+        for end in range(begin, len(expected) + 1):
+            assert snapshot.read(begin, end).tobytes() == expected[begin:end]
     assert [each.digest for each in snapshot.manifest.tensors] == [tensor_digest(each) for each in snapshot.tensor_data()]
-
-
-def test_memory_is_used_again_when_nobody_reads_it_any_more() -> None:
-    memory = SnapshotMemory()
-    first = memory.take(1000)
-    address = first.ctypes.data
-    first[:] = 7
-    # What a message that still waits to be sent holds.
-    frame = memoryview(first[100:200])
-    del first
-    other = memory.take(1000)
-    other[:] = 8
-    assert other.ctypes.data != address
-    assert bytes(frame) == bytes([7] * 100)
-    del frame
-    assert memory.take(1000).ctypes.data == address
-
-
-def test_memory_of_another_size_is_not_used_again() -> None:
-    memory = SnapshotMemory()
-    memory.take(1000)
-    assert memory.take(1001).nbytes == 1001
 
 
 def test_chunks_are_the_bytes_in_order() -> None:
     snapshot = snapshot_of(1, [("w", torch.arange(CHUNK_BYTES // 4 + 3, dtype=torch.float32))])
     assert snapshot.num_chunks == 2
     assert [snapshot.chunk(index).nbytes for index in range(2)] == [CHUNK_BYTES, 12]
-    assert b"".join(snapshot.chunk(index).tobytes() for index in range(2)) == snapshot.data.tobytes()
+    assert b"".join(snapshot.chunk(index).tobytes() for index in range(2)) == bytes_of(snapshot)
 
 
 def test_a_dtype_that_cannot_be_sent_is_refused_by_name() -> None:

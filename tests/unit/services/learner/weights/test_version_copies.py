@@ -16,7 +16,7 @@ def test_merged_weights_are_copied_as_they_are_served() -> None:
     engine = ServingBigram()
     copied = VersionCopies(engine, settings("merged"), has_copies=True).copy()  # type: ignore[arg-type]
     assert copied is not None
-    assert [(each.name, each.dtype) for each in copied.tensors] == [("table", "bfloat16")]
+    assert [(each.name, each.dtype) for each in copied.tensors()] == [("table", "bfloat16")]
     assert engine.asked == ["table"]
 
 
@@ -27,7 +27,7 @@ def test_the_model_below_adapters_is_copied_once() -> None:
     assert isinstance(first, AdapterCopy)
     assert isinstance(second, AdapterCopy)
     assert first.base is second.base
-    assert [(each.name, each.dtype) for each in second.tensors] == [("adapter", "bfloat16")]
+    assert [(each.name, each.dtype) for each in second.tensors()] == [("adapter", "bfloat16")]
     assert engine.asked == ["base", "probe", "adapter", "probe", "adapter"]
 
 

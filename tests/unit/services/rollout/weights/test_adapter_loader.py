@@ -29,6 +29,7 @@ from gspo_services.rollout.weights.verify import Verifier
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.settings import load_settings
 from tests.support.engines.scripted_engine import ScriptedEngine
+from tests.support.wire.snapshots import bytes_of
 
 BASE = {"model.embed_tokens.weight": torch.ones(64, 2), "lm_head.weight": torch.ones(64, 2)}
 PLAN = AdapterPlan(rank=2, alpha=4.0, slots=2, tolerance=1e-4, mode="retract")
@@ -101,7 +102,7 @@ def replica_of(snapshot: Snapshot, checksums: dict[str, str] | None = None) -> R
     """A replica that has this version, and was told what an engine must report."""
     replica = Replica()
     landing = replica.landing(snapshot.manifest)
-    landing.put(0, snapshot.data.data)
+    landing.put(0, memoryview(bytes_of(snapshot)))
     known = PublishedBase(copy_weights(BASE.items()))._compute("cpu") if checksums is None else checksums
     replica.replace(structs.replace(snapshot.manifest, checksums=known), landing)  # type: ignore[arg-type]
     return replica

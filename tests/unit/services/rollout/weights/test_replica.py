@@ -26,6 +26,7 @@ from gspo_services.shared.weights.compression import compress
 from tests.support.wire import snapshots
 from tests.support.wire.deltas import a_delta, apply
 from tests.support.wire.replicas import content, flip, hold, hold_bytes
+from tests.support.wire.snapshots import bytes_of
 
 SHARD_BYTES = 64
 """Most tensors have a file of their own, and some buckets extend over several."""
@@ -67,7 +68,7 @@ def received(delta: Delta) -> DeltaBytes:
 
 def landed(replica: Replica, snapshot: Snapshot) -> Landing:
     landing = replica.landing(snapshot.manifest)
-    landing.put(0, snapshot.data.data)
+    landing.put(0, memoryview(bytes_of(snapshot)))
     return landing
 
 
@@ -86,9 +87,9 @@ def test_a_chain_of_deltas_leads_to_the_same_bytes_as_the_snapshot(history: list
         base, newest = newest, snapshot_of(version, bits)
         apply(replica, a_delta(base, newest))
     assert replica.manifest == newest.manifest
-    assert content(replica) == newest.data.tobytes()
+    assert content(replica) == bytes_of(newest)
     assert replica.policy_version == len(history) + 1
-    assert b"".join(bytes(data) for _, data in replica.tensors()) == newest.data.tobytes()
+    assert b"".join(bytes(data) for _, data in replica.tensors()) == bytes_of(newest)
 
 
 def test_the_engine_gets_the_tensors_that_changed_since_it_loaded() -> None:
@@ -123,7 +124,7 @@ def test_a_delta_against_another_version_changes_nothing() -> None:
     replica = holding(first)
     with pytest.raises(ValueError, match="delta of version 3 against 2; the replica has 1"):
         apply(replica, a_delta(second, third))
-    assert content(replica) == first.data.tobytes()
+    assert content(replica) == bytes_of(first)
     assert replica.policy_version == 1
     with pytest.raises(ValueError, match="the replica is empty"):
         apply(Replica(), a_delta(first, second))
@@ -151,7 +152,7 @@ def test_a_damaged_byte_anywhere_in_a_delta_is_found_and_empties_the_replica() -
             assert content(replica) == b""
         else:
             # A bit without meaning, such as one of zstd's unused ones.
-            assert content(replica) == snapshot.data.tobytes()
+            assert content(replica) == bytes_of(snapshot)
     assert found > 0.9 * delta.manifest.num_bytes
 
 
@@ -231,7 +232,7 @@ async def test_a_version_that_is_being_fetched_counts_as_the_newest() -> None:
 
 def test_a_snapshot_that_does_not_match_its_manifest_is_not_kept() -> None:
     snapshot = snapshot_of(1, first_bits())
-    data = bytearray(snapshot.data.tobytes())
+    data = bytearray(bytes_of(snapshot))
     data[snapshot.manifest.tensors[1].offset] ^= 1
     replica = holding(snapshot)
     with pytest.raises(DamagedWeightsError, match="tensor b has digest"):
@@ -319,11 +320,11 @@ async def test_other_rollouts_get_the_version_of_the_replica_and_the_last_deltas
     deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
     for delta in deltas:
         await replica.take(delta.manifest, received(delta))
-    assert leaving.tobytes() == versions[0].data.tobytes(), "a slow peer takes it while the files change"
+    assert leaving.tobytes() == bytes_of(versions[0]), "a slow peer takes it while the files change"
     newest = replica.parts(4, 0)
     assert newest is not None
     assert newest.num_chunks == 1
-    assert newest.chunk(0).tobytes() == versions[3].data.tobytes()
+    assert newest.chunk(0).tobytes() == bytes_of(versions[3])
     assert replica.parts(3, 0) is None
     kept = [replica.parts(base + 1, base) for base in (1, 2, 3)]
     assert kept[0] is None
@@ -346,10 +347,10 @@ def test_the_next_process_takes_over_what_a_killed_one_held(tmp_path: Path) -> N
     replica = hold(Replica(tmp_path, shard_bytes=SHARD_BYTES), first)
     apply(replica, a_delta(first, second))
     again = restored(tmp_path)
-    assert (again.manifest, content(again)) == (second.manifest, second.data.tobytes())
+    assert (again.manifest, content(again)) == (second.manifest, bytes_of(second))
     assert again.loads_all, "what the engine has is unknown"
     apply(again, a_delta(second, third))
-    assert content(restored(tmp_path)) == third.data.tobytes()
+    assert content(restored(tmp_path)) == bytes_of(third)
     again.forget()
     assert list(tmp_path.iterdir()) == []
 
@@ -381,7 +382,7 @@ def test_a_process_that_is_killed_within_a_delta_leaves_nothing_that_is_taken_ov
     assert again.policy_version == 0
     assert list(tmp_path.iterdir()) == []
     hold(again, snapshot)
-    assert content(restored(tmp_path)) == snapshot.data.tobytes()
+    assert content(restored(tmp_path)) == bytes_of(snapshot)
 
 
 @pytest.mark.parametrize("damage", ["a byte", "a file", "the mark", "another layout", "another release"])
