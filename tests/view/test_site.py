@@ -124,7 +124,7 @@ def test_what_leads_nowhere_is_named_and_nothing_is_put_out(tmp_path: Path) -> N
     root = tmp_path / "root"
     for name in ("docs", "gspo", "protocol", "services", "names"):
         shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "CONTRIBUTING.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
         shutil.copy(ROOT / name, root)
     for name, fault in _FAULTS.items():
         with (root / name).open("a", encoding="utf-8") as file:

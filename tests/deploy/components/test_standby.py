@@ -48,4 +48,4 @@ def test_two_brokers_without_a_database_are_two_ledgers(cluster: Variant) -> Non
     own["env"] = [each for each in own["env"] if each["name"] != "GSPO_BROKER__DATABASE"]
     (fault,) = numbers(ClusterModel.of(found.objects))
     assert fault.text.startswith("2 brokers: each has a ledger of its own")
-    assert fault.way_out.startswith("write replicas: 1; or let them share the run")
+    assert fault.way_out.startswith("write replicas: 1; or let one of them lead (components/standby-broker)")
