@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from gspo_services.broker.store import reading
-from gspo_services.rollout.sglang import server as server_module
+from gspo_services.rollout.sglang import server_process as server_module
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions, server_command
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.ports import free_ports

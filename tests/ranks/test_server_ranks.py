@@ -18,7 +18,14 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_protocol.messages import TensorInfo
-from gspo_services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
+from gspo_services.rollout.sglang import (
+    Engine,
+    EngineError,
+    EngineServer,
+    GenerateRequest,
+    SamplingParameters,
+    ServerOptions,
+)
 from gspo_services.rollout.weights import loader
 from gspo_services.rollout.weights.file import write_arrays
 from gspo_services.rollout.weights.patch import write_patch
@@ -199,7 +206,7 @@ async def test_two_ranks_with_each_others_shards_are_named(two: Ranks, tmp_path:
 
 
 async def test_a_rank_that_missed_an_update_is_named(two: Ranks, tmp_path: Path) -> None:
-    """Rank 0 has the next version of two parameters. Rank 1 has no file, fails, and SGLang says that all is well."""
+    """Rank 0 has the next version of two parameters. Rank 1 has no file, and fails."""
     changed = [(info, bytes(data)) for info, data in two.sent]
     names = [f"{LAYER}.self_attn.o_proj.weight", "lm_head.weight"]
     for index, (info, data) in enumerate(changed):
@@ -212,7 +219,8 @@ async def test_a_rank_that_missed_an_update_is_named(two: Ranks, tmp_path: Path)
     own = shard_bytes(changed, two.spread)
     directory = write_ranks(tmp_path / "patch", [{name: own[0][name] for name in names}])
     await two.engine.pause()
-    await two.engine.patch_weights(directory, 1)
+    with pytest.raises(EngineError, match="the parameters of rank 1 were not patched: FileNotFoundError"):
+        await two.engine.patch_weights(directory, 1)
     found = await verifier.verify(expected)
     await two.put_back()
     assert sorted(found.mismatched) == [f"rank 1: {name} (it has the shard of the version before)" for name in sorted(names)]

@@ -13,7 +13,7 @@ from gspo_protocol.messages import TensorInfo, VersionRun
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from gspo_services.rollout.sglang.server_info import RankChecksums, ServerInfo
-from gspo_services.shared.weights import ABILITY
+from gspo_services.shared.weights import PATCHER
 from gspo_services.shared.weights.checksums import sha256_checksum
 from gspo_services.tasks.environments import RewardResult, score_of
 from tests.simulation.audit.audit import Audit
@@ -209,7 +209,7 @@ class SimEngine:
         await self._answer()
         return ServerInfo(
             version="0", device="cpu", dtype="float32", tp_size=1, model_path="simulated",
-            custom_weight_loader=[ABILITY] if self._takes_patches else [],
+            custom_weight_loader=[PATCHER] if self._takes_patches else [],
         )  # fmt: skip
 
     async def _answer(self) -> None:

@@ -42,9 +42,10 @@ from gspo_services.rollout.sglang.generation import (
 from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
 from gspo_services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
 from gspo_services.rollout.sglang.memory import ServerMemory
+from gspo_services.rollout.sglang.patching import require_patched, tensor_payload
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_info import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
-from gspo_services.shared.weights import LOAD_FORMAT, SLOT
+from gspo_services.shared.weights import PATCHER, SLOT
 
 log = structlog.get_logger()
 
@@ -355,25 +356,35 @@ class Engine:
         ``check`` is called when the weights are loaded; the update fails with what it raises.
         Raises: EngineError, after which ``generate`` refuses until an update succeeds.
         """
-        await self._update(path, "safetensors", version, check)
-
-    async def patch_weights(self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Change elements of the live parameters, as gspo_services.rollout.weights.patch wrote them into ``path``.
-
-        Otherwise the same as ``update_weights_from_disk``. Only servers that have gspo_services.shared.weights.ABILITY can.
-        """
-        await self._update(path, LOAD_FORMAT, version, check)
-
-    async def _update(self, path: Path, load_format: str, version: int, check: Callable[[], Awaitable[None]] | None) -> None:
         body = {
             "model_path": str(path),
             # Always sent: the server's default is the value of the call before.
-            "load_format": load_format,
+            "load_format": "safetensors",
             "weight_version": str(version),
             "flush_cache": self._paused_mode != "in_place",
         }
         async with self.updating(version, check) as http:
             await http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+
+    async def patch_weights(self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Change elements of the live parameters, as gspo_services.rollout.weights.patch wrote them into ``path``.
+
+        Otherwise the same as ``update_weights_from_disk``. Only servers that have gspo_services.shared.weights.PATCHER can.
+        """
+        body = {
+            "serialized_named_tensors": [tensor_payload(str(path).encode())] * self._server.spread.tensor,
+            "load_format": PATCHER,
+            "weight_version": str(version),
+            "flush_cache": self._paused_mode != "in_place",
+            "selector": "target",
+        }
+        async with self.updating(version, check) as http:
+            await http.post("/begin_weight_update", {"selector": "target"}, timeout_s=self._load_timeout_s)
+            try:
+                await http.post("/update_weights_from_tensor", body, timeout_s=self._load_timeout_s)
+            finally:
+                await http.post("/end_weight_update", {}, timeout_s=self._load_timeout_s)
+            require_patched(path, self._server.spread.tensor)
 
     @asynccontextmanager
     async def updating(self, version: int, check: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[EngineHttp]:

@@ -19,7 +19,7 @@ from gspo_services.rollout.weights.patch import NoPatchError, write_patch
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Expected, Verification, Verifier, published
 from gspo_services.shared.runtime.errors import ServiceError
-from gspo_services.shared.weights import ABILITY, SpreadError
+from gspo_services.shared.weights import PATCHER, SpreadError
 
 log = structlog.get_logger()
 
@@ -111,7 +111,9 @@ class EngineLoader:
     async def _asked_for_patches(self) -> bool:
         """Ask whether the engine can patch its parameters: once, and again after patches failed."""
         if self._takes_patches is None:
-            self._takes_patches = ABILITY in (await self._engine.server_info()).custom_weight_loader
+            info = await self._engine.server_info()
+            # SGLang gives loaders nothing where it has replicas of the model.
+            self._takes_patches = PATCHER in info.custom_weight_loader and info.spread.data == 1
             log.info("engine_updates", takes_patches=self._takes_patches)
         return self._takes_patches
 

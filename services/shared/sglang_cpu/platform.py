@@ -47,7 +47,6 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.lora.backend import torch_backend
         from sglang.srt.managers import schedule_policy
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
-        from sglang.srt.model_executor.model_runner_components import weight_updater
         from sglang.srt.utils import weight_checker
 
         from gspo_services.shared.sglang_cpu.decode_backend import BatchedDecodeBackend
@@ -55,7 +54,6 @@ class TorchCpuPlatform(SRTPlatform):
         from gspo_services.shared.sglang_cpu.group_prompts import share_prompts
         from gspo_services.shared.sglang_cpu.lora_slots import pin_nothing, report_slots
         from gspo_services.shared.sglang_cpu.murmur import murmur_hash32
-        from gspo_services.shared.sglang_cpu.patching import enable_patches
         from gspo_services.shared.sglang_cpu.platform import hash_with_xxh3
 
         # By default routed-expert capture registers its host buffer with CUDA, which does not exist here.
@@ -67,7 +65,6 @@ class TorchCpuPlatform(SRTPlatform):
         ATTENTION_BACKENDS["torch_native"] = BatchedDecodeBackend
         batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
         hash_with_xxh3(weight_checker)
-        enable_patches(weight_updater)
         enable_local_experts(fused_moe_native)
         share_prompts(schedule_policy)
         pin_nothing(lora_layers, torch_backend)
@@ -86,9 +83,7 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.arg_groups import choices
 
         from gspo_services.shared.sglang_cpu.lora_slots import announce_slots
-        from gspo_services.shared.sglang_cpu.patching import announce_patches
 
-        announce_patches(server_args)
         announce_slots(server_args)
         for backends in (
             choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,

@@ -24,7 +24,7 @@ from gspo_services.shared.weights.engine_parameters import (
     merge,
     parts_of,
 )
-from gspo_services.shared.weights.patches import ABILITY, INDICES, LOAD_FORMAT, VALUES, patch_file
+from gspo_services.shared.weights.patches import INDICES, PATCHER, VALUES, answer_file, patch_file
 from gspo_services.shared.weights.served import (
     ServedError,
     reported_experts,
@@ -47,14 +47,13 @@ from gspo_services.shared.weights.tiles import (
 )
 
 __all__ = [
-    "ABILITY",
     "EMBEDDING",
     "HEAD",
     "INDICES",
-    "LOAD_FORMAT",
     "MIX_STEPS",
     "MODULES",
     "ONE_RANK",
+    "PATCHER",
     "PEFT_PREFIX",
     "POSITION_FACTORS",
     "POSITION_ROTATIONS",
@@ -80,6 +79,7 @@ __all__ = [
     "StoredParts",
     "TileSums",
     "Work",
+    "answer_file",
     "checksums_of",
     "compress",
     "decompress",

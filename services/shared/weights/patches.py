@@ -2,15 +2,18 @@
 
 from typing import Final
 
-LOAD_FORMAT: Final = "gspo_patch"
-"""Value of load_format with which /update_weights_from_disk patches the parameters it has, instead of loading them."""
-ABILITY: Final = "gspo_services.shared.sglang_cpu.patching"
-"""A server that can names this among its custom_weight_loader in /server_info."""
+PATCHER: Final = "gspo_services.shared.sglang_patching.apply"
+"""The loader that patches. A server can if it names it among its custom_weight_loader in /server_info."""
 INDICES: Final = ".indices"
 VALUES: Final = ".values"
 """The endings of the names of a parameter's two arrays."""
 
 
 def patch_file(rank: int) -> str:
-    """Return the file of a patch for this tensor rank; replicas of the model read the same."""
+    """Return the file of a patch for this tensor rank."""
     return f"patch-{rank}.safetensors"
+
+
+def answer_file(rank: int) -> str:
+    """Return the file in which this tensor rank answers, beside the patch: JSON with "elements" or "error"."""
+    return f"answer-{rank}.json"

@@ -9,7 +9,7 @@ import pytest
 from gspo_services.rollout.weights.loader import MAX_FAILED_PATCHES
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Expected, Verifier
-from gspo_services.shared.weights import ABILITY
+from gspo_services.shared.weights import PATCHER
 from tests.support.engines.following import Following, following
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import in_background, zmq_context
@@ -72,7 +72,7 @@ async def test_a_version_whose_checksums_lack_a_parameter_is_not_served(tmp_path
 
 async def test_an_engine_that_can_patches_what_changed_and_loads_nothing(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
-        follow.engine.abilities = [ABILITY]
+        follow.engine.abilities = [PATCHER]
         follow.publish(1)
         await follow.changed()
         for version in range(2, 8):
@@ -100,7 +100,7 @@ async def test_an_engine_that_cannot_loads_files_as_before(tmp_path: Path) -> No
 
 async def test_versions_that_came_while_one_was_loaded_are_one_patch(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
-        follow.engine.abilities = [ABILITY]
+        follow.engine.abilities = [PATCHER]
         follow.publish(1)
         await follow.changed()
 
@@ -120,7 +120,7 @@ async def test_a_patch_that_fails_is_followed_by_a_full_load_in_the_same_pause(t
         loaded["model.embed_tokens.weight"] = (info, bytes([data[0] ^ 1, *data[1:]]))
 
     async with following(tmp_path) as follow:
-        follow.engine.abilities = [ABILITY]
+        follow.engine.abilities = [PATCHER]
         follow.publish(1)
         await follow.changed()
         if fault == "refused":
@@ -144,7 +144,7 @@ async def test_a_patch_that_fails_is_followed_by_a_full_load_in_the_same_pause(t
 
 async def test_an_engine_whose_patches_keep_failing_is_given_files(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
-        follow.engine.abilities = [ABILITY]
+        follow.engine.abilities = [PATCHER]
         follow.engine.refuse_patch = "400 not patched"
         follow.publish(1)
         await follow.changed()
@@ -157,7 +157,7 @@ async def test_an_engine_whose_patches_keep_failing_is_given_files(tmp_path: Pat
 
 async def test_a_damaged_delta_is_no_patch(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
-        follow.engine.abilities = [ABILITY]
+        follow.engine.abilities = [PATCHER]
         follow.publish(1)
         await follow.changed()
         follow.step(2, "model.norm.weight", damage=True)

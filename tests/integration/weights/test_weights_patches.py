@@ -1,6 +1,6 @@
 """A real SGLang server whose parameters are patched in place: bit for bit what a full load gives it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,21 @@ from safetensors.torch import load_file
 from gspo_services.rollout.sglang.client import Engine, EngineError
 from gspo_services.rollout.weights import loader
 from gspo_services.rollout.weights.patch import write_patch
-from gspo_services.shared.weights import ABILITY, patch_file
+from gspo_services.shared.weights import PATCHER, patch_file
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
 from tests.support.wire.patched import patched
 from tests.support.wire.verified import verify_loaded
 
 VERSIONS = 100
+
+
+def counted(name: str, own: Callable[..., Awaitable[None]], calls: list[str]) -> Callable[..., Awaitable[None]]:
+    async def call(*arguments: Any, **options: Any) -> None:
+        calls.append(name)
+        await own(*arguments, **options)
+
+    return call
 
 
 @pytest_asyncio.fixture
@@ -47,14 +55,9 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
 
     monkeypatch.setattr(loader, "write_patch", write)
     loads: list[str] = []
-    update = Engine._update
-
-    async def counted(self: Engine, path: Path, load_format: str, *rest: Any) -> None:
-        loads.append(load_format)
-        await update(self, path, load_format, *rest)
-
-    monkeypatch.setattr(Engine, "_update", counted)
-    assert ABILITY in (await engine.server_info()).custom_weight_loader
+    for name in ("update_weights_from_disk", "patch_weights"):
+        monkeypatch.setattr(Engine, name, counted(name, getattr(Engine, name), loads))
+    assert PATCHER in (await engine.server_info()).custom_weight_loader
     async with patched(engine, tmp_path, load_file(sglang_server.base / "model.safetensors")) as made:
         async with made.rollout("first") as sync:
             for version in range(1, VERSIONS // 2):
@@ -62,16 +65,16 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
                     spoiled.append("value" if version == 20 else "cut")
                 made.publish(version)
                 await made.load(sync, version)
-            assert loads.count("safetensors") == 3, "the first version, and the two whose patches were spoiled"
-            assert loads.count("gspo_patch") == VERSIONS // 2 - 2
+            assert loads.count("update_weights_from_disk") == 3, "the first version, and the two whose patches were spoiled"
+            assert loads.count("patch_weights") == VERSIONS // 2 - 2
             assert (made.outcomes("no_patch"), made.outcomes("failed")) == (2, 0)
         loads.clear()
         async with made.rollout("second") as sync:
             for version in range(VERSIONS // 2, VERSIONS + 1):
                 made.publish(version)
                 await made.load(sync, version)
-            assert loads.count("safetensors") == 1
-            assert loads.count("gspo_patch") == VERSIONS // 2
+            assert loads.count("update_weights_from_disk") == 1
+            assert loads.count("patch_weights") == VERSIONS // 2
         newest = made.served.store.newest
         assert newest is not None
         tensors = list(zip(newest.manifest.tensors, newest.tensor_data(), strict=True))
@@ -80,7 +83,7 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
         await engine.pause()
         async with made.rollout("third") as sync:
             await made.load(sync, VERSIONS)
-        assert loads[-1] == "safetensors"
+        assert loads[-1] == "update_weights_from_disk"
         assert await engine.weights_checksums() == by_patches
 
 

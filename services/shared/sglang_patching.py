@@ -1,46 +1,53 @@
-"""Patches live parameters: /update_weights_from_disk with the load format of ``gspo_services.shared.weights.patches``.
+"""Patches live parameters of an SGLang server, on any device: a loader for stock SGLang's --custom-weight-loader.
 
 SGLang's own ways replace whole tensors. Here a file names elements of the parameters as they lie in memory, and their bits.
 The file is checked in full before the first element changes, so that a file that does not fit changes nothing.
+
+SGLang 0.5.23 drops what a loader returns and ends the server for what it raises. So every outcome goes into a file beside
+the patch.
 """
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import safe_open
 
-from gspo_services.shared.weights import ABILITY, INDICES, LOAD_FORMAT, VALUES, patch_file
+from gspo_services.shared.weights import INDICES, VALUES, answer_file, patch_file
 
 _BITS: Final = {2: torch.int16, 4: torch.int32}
 _SAME_BITS: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32}
+STEP: Final = 4 * 2**20
+"""Elements that are on the device beside the parameters at a time."""
 
 
-def enable_patches(weight_updater: Any) -> None:
-    """Let ``WeightUpdater`` of SGLang's module ``weight_updater`` accept patches, beside everything that it accepts."""
-    load: Callable[..., tuple[bool, str]] = weight_updater.WeightUpdater.update_weights_from_disk
+def apply(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Patch ``model`` from the directory that the one tensor names. Each tensor rank reads and answers for itself."""
+    from sglang.srt.runtime_context import get_parallel
 
-    def update_weights_from_disk(
-        self: Any, model_path: str, load_format: str, *others: Any, **more: Any
-    ) -> tuple[bool, str]:
-        if load_format != LOAD_FORMAT:
-            return load(self, model_path, load_format, *others, **more)
-        self._assert_weight_cache_inactive("update_weights_from_disk")
-        try:
-            number = patch_parameters(dict(self.get_model().named_parameters()), Path(model_path), self.tp_rank)
-        except Exception as error:  # noqa: BLE001 - it becomes the answer; whatever is raised here would end the server
-            return False, f"the parameters were not patched: {type(error).__name__}: {error}"
-        return True, f"{number} elements patched."
+    ((_, path),) = named_tensors
+    directory, rank = Path(bytes(path.cpu().tolist()).decode()), int(get_parallel().tp_rank)
+    try:
+        answer: dict[str, Any] = {"elements": patch_model(model, directory, rank)}
+    except Exception as error:  # noqa: BLE001 - whatever is raised here would end the server
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    written = directory / f"{answer_file(rank)}.new"
+    try:
+        written.write_text(json.dumps(answer), encoding="utf-8")
+        os.replace(written, directory / answer_file(rank))
+    except OSError:
+        return  # Whoever asked finds no answer.
 
-    weight_updater.WeightUpdater.update_weights_from_disk = update_weights_from_disk
 
-
-def announce_patches(server_args: Any) -> None:
-    """Let /server_info say that this server accepts patches."""
-    named = list(server_args.custom_weight_loader or [])
-    if ABILITY not in named:
-        server_args.custom_weight_loader = [*named, ABILITY]
+def patch_model(model: Any, directory: Path, rank: int) -> int:
+    """``patch_parameters`` of a model, and anew what it keeps that was made from them."""
+    number = patch_parameters(dict(model.named_parameters()), directory, rank)
+    if hasattr(model, "post_load_weights"):
+        model.post_load_weights()
+    return number
 
 
 def patch_parameters(parameters: dict[str, torch.Tensor], directory: Path, rank: int = 0) -> int:
@@ -59,7 +66,9 @@ def patch_parameters(parameters: dict[str, torch.Tensor], directory: Path, rank:
                 fitting.append(_fitting(name, parameters[name], file.get_tensor(key), file.get_tensor(name + VALUES)))
         with torch.no_grad():
             for bits, indices, values in fitting:
-                bits[indices] = values
+                for begin in range(0, len(indices), STEP):
+                    places, part = (each[begin : begin + STEP].to(bits.device) for each in (indices, values))
+                    bits[places] = part
     return sum(len(indices) for _, indices, _ in fitting)
 
 

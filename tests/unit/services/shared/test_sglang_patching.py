@@ -1,5 +1,7 @@
 """Patches of live parameters: all of a file, or nothing and an answer."""
 
+import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +11,8 @@ import pytest
 import torch
 
 from gspo_services.rollout.weights.file import write_arrays
-from gspo_services.shared.sglang_cpu.patching import announce_patches, enable_patches, patch_parameters
-from gspo_services.shared.weights import ABILITY, LOAD_FORMAT, patch_file
+from gspo_services.shared.sglang_patching import apply, patch_parameters
+from gspo_services.shared.weights import answer_file, patch_file
 
 
 def write(directory: Path, **arrays: Any) -> Path:
@@ -58,38 +60,50 @@ def test_a_file_that_does_not_fit_changes_nothing(
     assert not any(tensor.any() for tensor in parameters.values())
 
 
-def test_other_formats_are_loaded_as_before_and_an_error_is_an_answer(tmp_path: Path) -> None:
-    class WeightUpdater:
-        model = torch.nn.Linear(2, 2)
-        tp_rank = 0
+class Derived(torch.nn.Linear):
+    """A model that keeps something made from its parameters."""
 
-        def get_model(self) -> torch.nn.Module:
-            return self.model
+    total = 0.0
 
-        def _assert_weight_cache_inactive(self, op: str) -> None:
-            assert op == "update_weights_from_disk"
-
-        def update_weights_from_disk(self, model_path: str, load_format: str, **named: Any) -> tuple[bool, str]:
-            return True, f"{model_path} {load_format} {named}"
-
-    enable_patches(SimpleNamespace(WeightUpdater=WeightUpdater))
-    updater: Any = WeightUpdater()
-    assert updater.update_weights_from_disk("x", "safetensors", recapture_cuda_graph=False) == (
-        True,
-        "x safetensors {'recapture_cuda_graph': False}",
-    )
-    write(tmp_path, bias__indices=([1], np.int32), bias__values=([0x40000000], np.uint32))
-    assert updater.update_weights_from_disk(str(tmp_path), LOAD_FORMAT, recapture_cuda_graph=False)[0]
-    assert updater.model.bias[1] == 2
-    is_done, text = updater.update_weights_from_disk(str(tmp_path / "nothing"), LOAD_FORMAT)
-    assert (is_done, "not patched: FileNotFoundError" in text) == (False, True)
+    def post_load_weights(self) -> None:
+        self.total = float(self.bias.detach().sum())
 
 
-def test_the_server_says_so_once() -> None:
-    arguments = SimpleNamespace(custom_weight_loader=None)
-    announce_patches(arguments)
-    announce_patches(arguments)
-    assert arguments.custom_weight_loader == [ABILITY]
+@pytest.fixture
+def parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as tensor rank 0."""
+    context = SimpleNamespace(get_parallel=lambda: SimpleNamespace(tp_rank=0))
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+
+
+def applied(model: torch.nn.Module, directory: Path) -> dict[str, Any]:
+    apply(model, [("patch", torch.tensor(list(str(directory).encode()), dtype=torch.uint8))])
+    answer: dict[str, Any] = json.loads((directory / answer_file(0)).read_text())
+    return answer
+
+
+@pytest.mark.usefixtures("parallel")
+def test_a_loader_answers_beside_the_patch_and_makes_anew_what_depends_on_it(tmp_path: Path) -> None:
+    model = Derived(2, 2)
+    write(tmp_path, bias__indices=([0, 1], np.int32), bias__values=([0x40000000, 0x40000000], np.uint32))
+    assert applied(model, tmp_path) == {"elements": 2}
+    assert model.total == 4
+
+
+@pytest.mark.usefixtures("parallel")
+def test_no_error_leaves_the_loader_because_it_would_end_the_server(tmp_path: Path) -> None:
+    assert "FileNotFoundError" in applied(Derived(2, 2), tmp_path)["error"]
+    (tmp_path / patch_file(0)).write_bytes(b"x" * 100)
+    assert "SafetensorError" in applied(Derived(2, 2), tmp_path)["error"]
+    apply(Derived(2, 2), [("patch", torch.tensor(list(str(tmp_path / "nothing").encode()), dtype=torch.uint8))])
+
+
+def test_more_elements_than_a_step_are_all_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gspo_services.shared.sglang_patching.STEP", 2)
+    write(tmp_path, a__indices=([0, 2, 3, 4, 6], np.int32), a__values=([0x3F800000] * 5, np.uint32))
+    parameters = {"a": torch.zeros(7)}
+    assert patch_parameters(parameters, tmp_path) == 5
+    assert parameters["a"].tolist() == [1, 0, 1, 1, 1, 0, 1]
 
 
 def test_each_rank_takes_its_own_file(tmp_path: Path) -> None:
