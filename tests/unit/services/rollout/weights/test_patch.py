@@ -9,7 +9,7 @@ import torch
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.rollout.weights.patch import NoPatchError, Touched, write_patch
 from gspo_services.rollout.weights.replica import PATCH_SHARE, Replica
-from gspo_services.shared.sglang_cpu.patching import patch_parameters
+from gspo_services.shared.sglang_patching import patch_parameters
 from gspo_services.shared.weights import Spread, merge, shards
 from tests.support.engines.cut_by_torch import random_weights, rank_weights
 from tests.support.wire.deltas import a_delta, apply
