@@ -4,7 +4,8 @@
     python -m benchmarks.weight_updates --parts sizes rates --json out.json
 
 sizes   a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW: bytes of each step's delta
-rates   encoding and applying a delta, compared with memcpy, BLAKE2b and zstd of the same bytes, on one core
+rates   encoding and applying a delta, compared with memcpy, tile sums and zstd of the same bytes, on one core
+learner what a version costs the learner: CPU seconds a GB by stage, by the share of changed elements
 fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without weight peers: bytes that the learner sent
 copy    what a version costs a rollout's process: bytes read and written, and CPU seconds, by three ways
 pause   a real SGLang server: how long generation stops, compared with SGLang's own time to load the same file
@@ -24,6 +25,7 @@ import torch
 from benchmarks.markdown import table as markdown
 from benchmarks.weight_updates.copy import LAYERS, VERSIONS, copy
 from benchmarks.weight_updates.fleet import fleet
+from benchmarks.weight_updates.learner import learner
 from benchmarks.weight_updates.pause import pause
 from benchmarks.weight_updates.rates import rates
 from benchmarks.weight_updates.sizes import sizes
@@ -34,6 +36,7 @@ PAUSES: Final = 10
 PARTS: Final[dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]]] = {
     "sizes": lambda _: sizes(),
     "rates": lambda _: rates(),
+    "learner": lambda arguments: learner(arguments.gigabytes),
     "fleet": lambda arguments: fleet(arguments.fleets),
     "copy": lambda arguments: copy(arguments.layers, arguments.versions),
     "pause": lambda arguments: pause(arguments.updates),
@@ -49,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--fleets", nargs="+", type=int, default=list(FLEETS), help="numbers of receivers")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of the model whose publication is measured")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the model whose copies are measured; each has 39 MiB")
     parser.add_argument("--versions", type=int, default=VERSIONS, help="versions of that model; all are kept in memory")
     parser.add_argument("--updates", type=int, default=PAUSES, help="updates of each kind in the measurement of the pause")

@@ -1,4 +1,4 @@
-"""Encoding and applying a delta, compared with memcpy, BLAKE2b and zstd of the same bytes, on one core."""
+"""Encoding and applying a delta, compared with memcpy, tile sums and zstd of the same bytes, on one core."""
 
 import os
 import time
