@@ -18,6 +18,7 @@ from gspo_services.learner.weights.copy_memory import Bytes, CopyMemory
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By their names on the wire and in the settings."""
+_HOST: Final = torch.device("cpu")
 DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -96,10 +97,10 @@ def copy_parameters(parameters: Iterable[ServedParameter], memory: CopyMemory | 
                 f"tensor {parameter.parts[0].name} has dtype {parameter.values.dtype}: one of "
                 f"{sorted(DTYPE_NAMES.values())} can be served"
             )
-        on_device = on_device or parameter.values.is_cuda
+        on_device = on_device or _is_on_device(parameter.values)
         pieces += [_copied(each, memory) for each in _in_order(parameter)]
     if on_device:
-        torch.cuda.synchronize()
+        _wait_for_copies()
     memory.keep_for(sum(piece.data.nbytes for piece in pieces))
     return WeightCopy(pieces)
 
@@ -115,15 +116,28 @@ def _in_order(parameter: ServedParameter) -> Iterator[ServedParameter]:
 
 
 def _copied(parameter: ServedParameter, memory: CopyMemory) -> Piece:
-    """A copy from a GPU is complete after a synchronisation."""
+    """A copy from a device is complete after ``_wait_for_copies``: the host waits once a version, not for each parameter."""
     values = parameter.values
+    on_device = _is_on_device(values)
     # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
-    own, data = memory.take(values.numel() * values.element_size(), pinned=values.is_cuda)
-    own.view(values.dtype).copy_(values, non_blocking=values.is_cuda)
-    if values.is_cuda:
-        # The next parameter's gather must not overwrite data that is still being copied.
-        values.record_stream(torch.cuda.current_stream(values.device))
+    own, data = memory.take(values.numel() * values.element_size(), pinned=on_device)
+    own.view(values.dtype).copy_(values, non_blocking=on_device)
+    if on_device:
+        _keep_until_copied(values)
     return Piece(data=data, item_bytes=values.element_size(), dtype=DTYPE_NAMES[values.dtype], tensors=parameter.parts)
+
+
+def _is_on_device(values: Tensor) -> bool:
+    return values.device != _HOST
+
+
+def _keep_until_copied(values: Tensor) -> None:
+    """The next parameter's gather must not overwrite data that is still being copied."""
+    values.record_stream(torch.cuda.current_stream(values.device))
+
+
+def _wait_for_copies() -> None:
+    torch.cuda.synchronize()
 
 
 def _described(pieces: Sequence[Piece], digests: Sequence[Sequence[str]]) -> Iterator[TensorInfo]:

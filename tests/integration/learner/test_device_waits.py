@@ -13,7 +13,7 @@ PER_STEP, PER_BATCH = 2, 3
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, Counts]]]:
-    cases = [Case("one", layers=1, plants=("item", "host", "cpu", "mask")), Case("two", layers=2)]
+    cases = [Case("one", layers=1, plants=("item", "host", "cpu", "mask"), publishes=True), Case("two", layers=2)]
     return counted(tmp_path_factory.mktemp("waits"), cases, 300)
 
 
@@ -43,3 +43,16 @@ def test_a_fault_planted_in_a_layer_is_found_with_its_line(
 ) -> None:
     # In each micro-batch.
     assert found["one"]["plants"][plant][f"{kind} at {planted_at(WORKER, plant)}"] == 4
+
+
+def test_a_publication_waits_for_the_device_once(found: dict[str, dict[str, dict[str, Counts]]]) -> None:
+    (line,) = found["one"]["publications"][""].items()
+    assert line[0].startswith("waits: synchronize at ")
+    assert line[1] == 1
+
+
+@pytest.mark.parametrize(("plant", "kind"), [("copied", "waits: cpu"), ("looked at", "waits: _local_scalar_dense")])
+def test_a_fault_planted_in_what_is_served_is_found_for_each_parameter(
+    found: dict[str, dict[str, dict[str, Counts]]], plant: str, kind: str
+) -> None:
+    assert found["one"]["publications"][plant][f"{kind} at {planted_at(WORKER, plant)}"] > 10

@@ -34,6 +34,8 @@ class Case:
     """Train a batch before the counting: a library waits in the first one."""
     states: bool = False
     """Also save, load, serve, and leave the device if the engine can."""
+    publishes: bool = False
+    """Also copy a version."""
     plants: tuple[str, ...] = ()
     """Faults of a layer, one batch with each: see ``waits_worker.PLANTS``."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from gspo.adaptive import AdaptiveClip
+from gspo.model import serving_layout
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo_protocol.messages import Batch, BatchItem
@@ -32,6 +33,8 @@ from gspo_services.learner.engine.frozen import FrozenModel
 from gspo_services.learner.engine.process_group import init_distributed
 from gspo_services.learner.start import EngineSettings
 from gspo_services.learner.token_dump import TokenDump
+from gspo_services.learner.weights import weight_copy
+from gspo_services.learner.weights.copy_memory import CopyMemory
 from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.settings.sections import Learner, LoraSection
 from tests.gpu.half_hour.shapes import SMALL, moe_config
@@ -49,6 +52,13 @@ PLANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "cpu": lambda states: states.cpu().to(DEVICE),
     "mask": lambda states: states + 0 * states[states > 0].sum(),
 }
+
+
+PUBLISHED: dict[str, Callable[[Tensor], Tensor]] = {
+    "copied": lambda whole: whole.cpu(),
+    "looked at": lambda whole: whole * whole.abs().max().item() ** 0,
+}
+"""Faults of ``served_parameters``."""
 
 
 @contextmanager
@@ -159,6 +169,36 @@ def of_states(engine: LearnerEngine, claimed: ClaimedDevice, work: Path) -> dict
     return found
 
 
+@contextmanager
+def publishing(claimed: ClaimedDevice) -> Iterator[None]:
+    """Copies to the host's memory as from a GPU. Nothing is pinned, because there is none."""
+    take = CopyMemory.take
+    with (
+        mock.patch.object(CopyMemory, "take", lambda self, num_bytes, *, pinned: take(self, num_bytes, pinned=False)),
+        mock.patch.object(weight_copy, "_keep_until_copied"),
+        mock.patch.object(weight_copy, "_wait_for_copies", side_effect=lambda: claimed.note("waits: synchronize")),
+    ):
+        yield
+
+
+def of_publications(engine: LearnerEngine, claimed: ClaimedDevice) -> dict[str, Counts]:
+    """The copy of a version that training waits for, as it is and with a fault of each kind in what is served."""
+    served, found = serving_layout.ServingLayout.served, {}
+    # The layout is found in the first one.
+    with publishing(claimed):
+        weight_copy.copy_parameters(engine.served_parameters(torch.bfloat16))
+        claimed.take()
+        for name, change in {"": lambda whole: whole, **PUBLISHED}.items():
+
+            def changed(self: Any, at: str, whole: Tensor, change: Callable[[Tensor], Tensor] = change) -> Any:
+                return served(self, at, change(whole))
+
+            with mock.patch.object(serving_layout.ServingLayout, "served", changed):
+                weight_copy.copy_parameters(engine.served_parameters(torch.bfloat16))
+            found[name] = claimed.take()
+    return found
+
+
 def of_plants(engine: LearnerEngine, claimed: ClaimedDevice, case: Case, work: Path) -> dict[str, Counts]:
     """A batch with each fault in the first layer's MLP."""
     found = {}
@@ -185,6 +225,8 @@ def main(plan: Path) -> None:
             if case.states:
                 found["states"] = of_states(engine, claimed, work)
             found["plants"] = of_plants(engine, claimed, case, work)
+            if case.publishes:
+                found["publications"] = of_publications(engine, claimed)
         results[case.name] = found
     plan.with_suffix(".out").write_text(json.dumps(results), encoding="utf-8")
     torch.distributed.destroy_process_group()
