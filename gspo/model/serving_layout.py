@@ -89,6 +89,16 @@ class ServingLayout:
         for serving_name, tensor in serving_tensors(self._model, name, whole):
             yield ServedParameter.alone(serving_name, tensor.contiguous())
 
+    def places(self, name: str, shape: Sequence[int]) -> list[ServedPart]:
+        """Return where the serving tensors of the parameter ``name`` with this shape are in it, without its values.
+
+        Raises: ValueError when one of them is not a range of it.
+        """
+        found = self._parts[name] if name in self._parts else self._find(name, torch.empty(tuple(shape), device="meta"))
+        if found is None:
+            raise ValueError(f"{name} is not served as ranges of it")
+        return found
+
     def _claim(self, name: str, serving_names: Sequence[str]) -> None:
         for serving_name in serving_names:
             other = self._parameter_of.setdefault(serving_name, name)

@@ -149,6 +149,9 @@ async def test_an_engine_with_other_weights_than_it_was_sent_is_quarantined_and_
         serving = 'gspo_broker_rollouts{status="serving"} == 1'
         await asyncio.to_thread(prometheus.wait_until, "serving", lambda: prometheus.value(serving) == 1, 60)
         assert {"GspoWeightUpdatesFail", "GspoEngineQuarantined"}.isdisjoint(await asyncio.to_thread(prometheus.firing))
+        # A counter that was never seen at 0 does not increase.
+        none = "gspo_learner_weight_loads_failed_total == 0"
+        await asyncio.to_thread(prometheus.wait_until, "the learner's metrics", lambda: prometheus.value(none) == 0, 60)
         run.engine.damage = flip_a_bit
         await run.publish(2)
         failed = await asyncio.to_thread(prometheus.wait_firing, "GspoWeightUpdatesFail")

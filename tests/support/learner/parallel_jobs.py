@@ -46,7 +46,14 @@ def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]], *, acce
         "tests.support.learner.parallel_worker", [str(plan), str(work)], num_ranks, plan, accelerator=accelerator
     ) as ranks:
         ranks.finish(900)
-    return [json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(num_ranks)]
+    results: Results = [
+        json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(num_ranks)
+    ]
+    for name in results[0]:
+        # In whatever layout: what the ranks have adds up to the version that rank 0 gathers.
+        versions = {digest for each in results for digest in each[name].get("versions", [])}
+        assert len(versions) <= 1, f"{name}: {versions}"
+    return results
 
 
 def job(name: str, **content: Any) -> dict[str, Any]:

@@ -24,12 +24,16 @@ from torch import Tensor
 
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
+from gspo.model.serving_layout import ServingLayout
 from gspo.moe.experts import ExpertPicks
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.engine.own_ranges import own_ranges
 from gspo_services.learner.export import export_model
+from gspo_services.learner.weights.part_sums import PartSums
+from gspo_services.learner.weights.weight_copy import copy_parameters
 from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.learner_worker import OBJECTIVE, settings
@@ -129,6 +133,7 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             "scored": scored,
             "saved_bytes": sum(saved),
             "digest": engine.weights_digest(),
+            "versions": _versions(engine) if not chosen.lora.rank else [],
             "layout": engine.layout(),
             "offloaded": _offloaded(engine),
             "masters_on": sorted({master.device.type for master in engine._state._masters()}),
@@ -137,6 +142,27 @@ def run(job: Job, work: Path) -> dict[str, Any]:
         return {"error": str(error), "digest": engine.weights_digest()}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def _versions(engine: LearnerEngine) -> list[str]:
+    """The digest of a version in bfloat16: of what each rank has, without gathering, and on rank 0 of the whole."""
+    layout = ServingLayout(engine.model)
+    ranges = list(own_ranges(engine.model, engine._shares, rank=engine.rank, num_ranks=engine.world_size))
+    every = {each.name: each.shape for each in ranges}
+    names: list[dict[str, tuple[int, ...]]] = [{} for _ in range(engine.world_size)]
+    if engine.world_size > 1:
+        torch.distributed.all_gather_object(names, every)
+    places = {name: layout.places(name, shape) for each in [*names, every] for name, shape in each.items()}
+    sums = PartSums([part for parts in places.values() for part in parts], torch.bfloat16)
+    for each in ranges:
+        sums.add(places[each.name], each.start, each.values)
+    if engine.world_size > 1:
+        torch.distributed.all_reduce(sums.row)
+    whole = copy_parameters(engine.served_parameters(torch.bfloat16))
+    gathered = [whole.digest() if engine.rank == 0 else ""]
+    if engine.world_size > 1:
+        torch.distributed.broadcast_object_list(gathered)
+    return [sums.digest(), *gathered]
 
 
 @contextmanager
