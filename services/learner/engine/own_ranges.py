@@ -15,7 +15,7 @@ from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnRange:
+class PublishedRange:
     """Some elements of a parameter or buffer, on the device on which this rank has them."""
 
     name: str
@@ -27,7 +27,7 @@ class OwnRange:
     """[any]"""
 
 
-def own_ranges(model: Any, shares: Mapping[int, ExpertShare], *, rank: int, num_ranks: int) -> Iterator[OwnRange]:
+def own_ranges(model: Any, shares: Mapping[int, ExpertShare], *, rank: int, num_ranks: int) -> Iterator[PublishedRange]:
     """Yield this rank's range of each parameter and persistent buffer; tied ones once, adapters' matrices not.
 
     Under ZeRO-3 it is the rank's partition. What ranks have alike is split evenly among them. ``shares``: of experts.
@@ -51,7 +51,7 @@ def own_ranges(model: Any, shares: Mapping[int, ExpertShare], *, rank: int, num_
             local = value.detach().reshape(-1)[begin:end]
         if len(local):
             shape = (share.num_shares * local_shape[0], *local_shape[1:]) if share.num_shares > 1 else local_shape
-            yield OwnRange(name=plain_name(own_name), shape=shape, start=share.index * num_local + begin, values=local)
+            yield PublishedRange(name=plain_name(own_name), shape=shape, start=share.index * num_local + begin, values=local)
 
 
 def _among_replicas(share: ExpertShare, rank: int, num_ranks: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ SAMPLE_ELEMENTS: Final = 16 * 1024
 _Encoded = tuple[DeltaBucket, bytes, bytes]
 
 
-class Place(NamedTuple):
+class ComparedRegion(NamedTuple):
     """A region, and its elements in both versions: unsigned [region.num_elements]."""
 
     region: Region
@@ -64,7 +64,7 @@ def _layout(tensor: TensorInfo) -> tuple[str, str, tuple[int, ...], int]:
     return tensor.name, tensor.dtype, tuple(tensor.shape), tensor.offset
 
 
-def _places(base: Snapshot, snapshot: Snapshot, changed: Sequence[int]) -> Iterator[Place]:
+def _places(base: Snapshot, snapshot: Snapshot, changed: Sequence[int]) -> Iterator[ComparedRegion]:
     """Regions with changed tensors, each within one piece, and where its elements are."""
     tensors, rest = snapshot.manifest.tensors, list(reversed(changed))
     for begin, before, after in zip(snapshot.begins, base.pieces, snapshot.pieces, strict=True):
@@ -73,10 +73,10 @@ def _places(base: Snapshot, snapshot: Snapshot, changed: Sequence[int]) -> Itera
             own.append(rest.pop())
         for region in regions(tensors, own):
             bounds = slice(region.offset - begin, region.offset - begin + _region_bytes(region))
-            yield Place(region, *(as_elements(each.data[bounds], region.item_bytes) for each in (before, after)))
+            yield ComparedRegion(region, *(as_elements(each.data[bounds], region.item_bytes) for each in (before, after)))
 
 
-def _encode(places: list[Place], num_bytes: int) -> list[_Encoded] | None:
+def _encode(places: list[ComparedRegion], num_bytes: int) -> list[_Encoded] | None:
     """Buckets with the digests of their changes and their compressed bytes, in order; None when they would be too large."""
     most = WORTHWHILE * num_bytes
     # A float32 model changes everywhere: a sample shows that without encoding all of it.
@@ -87,24 +87,24 @@ def _encode(places: list[Place], num_bytes: int) -> list[_Encoded] | None:
     return found if sum(len(body) for _, _, body in found) <= most else None
 
 
-def samples(places: list[Place]) -> list[tuple[Place, list[Place]]]:
+def samples(places: list[ComparedRegion]) -> list[tuple[ComparedRegion, list[ComparedRegion]]]:
     """Some of the places, each with pieces of it, spread evenly: about SAMPLE_PIECES of at most SAMPLE_ELEMENTS elements."""
     chosen = places[:: max(1, len(places) // SAMPLE_PIECES)]
     return [(place, _pieces(place, -(-SAMPLE_PIECES // len(chosen)))) for place in chosen]
 
 
-def _pieces(place: Place, number: int) -> list[Place]:
+def _pieces(place: ComparedRegion, number: int) -> list[ComparedRegion]:
     region = place.region
     num_elements = min(SAMPLE_ELEMENTS, region.num_elements)
     left_out = region.num_elements - num_elements
-    found: list[Place] = []
+    found: list[ComparedRegion] = []
     for start in (piece * left_out // number for piece in range(number)):
         part = replace(region, offset=region.offset + start * region.item_bytes, num_elements=num_elements)
-        found.append(Place(part, *(each[start : start + num_elements] for each in (place.before, place.after))))
+        found.append(ComparedRegion(part, *(each[start : start + num_elements] for each in (place.before, place.after))))
     return found
 
 
-def _estimate(places: list[Place]) -> float:
+def _estimate(places: list[ComparedRegion]) -> float:
     """The encoded size of all places in bytes, estimated from pieces of some of them."""
     seen, encoded = 0, 0.0
     for place, pieces in samples(places):
@@ -115,7 +115,7 @@ def _estimate(places: list[Place]) -> float:
     return encoded * sum(place.after.nbytes for place in places) / max(1, seen)
 
 
-def _encode_one(place: Place) -> _Encoded | None:
+def _encode_one(place: ComparedRegion) -> _Encoded | None:
     changes = encode_region(place.before, place.after, place.region)
     if changes is None:
         return None

@@ -14,7 +14,7 @@ from gspo_protocol.digests import version_digest
 from gspo_protocol.limits import MAX_WEIGHT_CHUNK_BYTES
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.weights.copy_memory import Bytes
-from gspo_services.learner.weights.weight_copy import Piece, WeightCopy
+from gspo_services.learner.weights.weight_copy import CopiedParameter, WeightCopy
 from gspo_services.shared.weights import Parts, StoredParts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
@@ -24,7 +24,7 @@ CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
 class Snapshot(Parts):
     """One full policy version: all tensors in the manifest's order, in the memory to which they were copied."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[CopiedParameter]
     begins: Sequence[int] = field(init=False)
     """Where each piece begins in the version."""
 
@@ -47,7 +47,7 @@ class Snapshot(Parts):
         return [part for piece in self.pieces for part in _parts(piece)]
 
 
-def _parts(piece: Piece) -> list[memoryview]:
+def _parts(piece: CopiedParameter) -> list[memoryview]:
     ends = list(accumulate(piece.sizes()))
     return [piece.data[end - size : end].data for end, size in zip(ends, piece.sizes(), strict=True)]
 

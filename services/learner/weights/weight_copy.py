@@ -23,7 +23,7 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class CopiedParameter:
     """The bytes of one parameter in this process's own memory, and the tensors that lie in it, one after the other."""
 
     data: Bytes
@@ -56,7 +56,7 @@ class WeightCopy:
     adapter: AdapterInfo | None = None
     """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapter_copy)."""
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
+    def __init__(self, pieces: Iterable[CopiedParameter]) -> None:
         self.pieces = list(pieces)
         self._tensors: list[TensorInfo] = []
 
@@ -89,7 +89,7 @@ def copy_parameters(parameters: Iterable[ServedParameter], memory: CopyMemory | 
     ``memory``: where the copies' comes from; None: memory of their own. Raises: ValueError when a dtype cannot be sent.
     """
     memory = CopyMemory() if memory is None else memory
-    pieces: list[Piece] = []
+    pieces: list[CopiedParameter] = []
     on_device = False
     for parameter in parameters:
         if parameter.values.dtype not in DTYPE_NAMES:
@@ -115,7 +115,7 @@ def _in_order(parameter: ServedParameter) -> Iterator[ServedParameter]:
     yield from (ServedParameter.alone(name, tensor) for name, tensor in parameter.tensors())
 
 
-def _copied(parameter: ServedParameter, memory: CopyMemory) -> Piece:
+def _copied(parameter: ServedParameter, memory: CopyMemory) -> CopiedParameter:
     """A copy from a device is complete after ``_wait_for_copies``: the host waits once a version, not for each parameter."""
     values = parameter.values
     on_device = _is_on_device(values)
@@ -124,7 +124,9 @@ def _copied(parameter: ServedParameter, memory: CopyMemory) -> Piece:
     own.view(values.dtype).copy_(values, non_blocking=on_device)
     if on_device:
         _keep_until_copied(values)
-    return Piece(data=data, item_bytes=values.element_size(), dtype=DTYPE_NAMES[values.dtype], tensors=parameter.parts)
+    return CopiedParameter(
+        data=data, item_bytes=values.element_size(), dtype=DTYPE_NAMES[values.dtype], tensors=parameter.parts
+    )
 
 
 def _is_on_device(values: Tensor) -> bool:
@@ -140,7 +142,7 @@ def _wait_for_copies() -> None:
     torch.cuda.synchronize()
 
 
-def _described(pieces: Sequence[Piece], digests: Sequence[Sequence[str]]) -> Iterator[TensorInfo]:
+def _described(pieces: Sequence[CopiedParameter], digests: Sequence[Sequence[str]]) -> Iterator[TensorInfo]:
     offset = 0
     for piece, own in zip(pieces, digests, strict=True):
         for part, digest in zip(piece.tensors, own, strict=True):

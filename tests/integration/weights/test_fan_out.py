@@ -214,7 +214,8 @@ async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
             security=PLAINTEXT, stall_s=STALL_S,
         )  # fmt: skip
         manifest = structs.replace(snapshot.manifest, chunk_bytes=4096, sources=[Source(end.endpoint)])
-        chunks = [snapshot.read(begin, begin + 4096) for begin in range(0, snapshot.manifest.num_bytes, 4096)]
+        size = snapshot.manifest.num_bytes
+        chunks = [snapshot.read(begin, min(begin + 4096, size)) for begin in range(0, size, 4096)]
 
         async def answer() -> None:
             while True:

@@ -10,13 +10,13 @@ from gspo.model.serving_layout import ServedPart
 from gspo_protocol.deltas import ITEM_BYTES
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
-from gspo_services.learner.weights.weight_copy import Piece, copy_weights
+from gspo_services.learner.weights.weight_copy import CopiedParameter, copy_weights
 
 
 def snapshot_from(manifest: Manifest, data: np.ndarray[Any, np.dtype[np.uint8]]) -> Snapshot:
     """A version from its bytes."""
     pieces = [
-        Piece(
+        CopiedParameter(
             data=data[info.offset : info.offset + info.num_bytes],
             item_bytes=ITEM_BYTES[info.dtype],
             dtype=info.dtype,

@@ -8,7 +8,7 @@ import torch
 
 from gspo_protocol.deltas import Region
 from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
-from gspo_services.learner.weights.delta import WORTHWHILE, Place, encode_delta, samples
+from gspo_services.learner.weights.delta import WORTHWHILE, ComparedRegion, encode_delta, samples
 from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from tests.support.wire.snapshots import snapshot_of
 
@@ -97,10 +97,10 @@ def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> N
     assert delta.manifest.num_bytes < 0.2 * 4 * (12 * 16 + 1024) * 1024
 
 
-def a_place(offset: int, num_elements: int, item_bytes: int) -> Place:
+def a_place(offset: int, num_elements: int, item_bytes: int) -> ComparedRegion:
     """A place whose elements take no memory."""
     elements = np.broadcast_to(np.uint16(0), num_elements)
-    return Place(Region(offset=offset, num_elements=num_elements, item_bytes=item_bytes), elements, elements)
+    return ComparedRegion(Region(offset=offset, num_elements=num_elements, item_bytes=item_bytes), elements, elements)
 
 
 def test_a_delta_is_not_made_when_it_does_not_pay_outside_the_sample() -> None:

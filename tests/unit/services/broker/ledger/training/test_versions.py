@@ -38,7 +38,7 @@ def test_the_newest_version_may_be_published_again_from_another_place() -> None:
     world.publish(2, 0)
     lines = len(world.lines)
     moved = Published(
-        policy_version=2, endpoint="tcp://new:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+        policy_version=2, endpoint="tcp://new:1", digest="d-2", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
     )
     (hint,) = [action for action in world.send(LEARNER, moved) if isinstance(action, Announce)]
     assert isinstance(hint.message, Pulse)
@@ -58,7 +58,7 @@ def test_a_version_nobody_could_fetch_is_refused_and_reaches_no_rollout() -> Non
     world = harness()
     for version in (2, 1):  # A new one, and the newest again from another place.
         nowhere = Published(
-            policy_version=version, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+            policy_version=version, endpoint="tcp://w", digest="d-2", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
         )
         actions = world.send(LEARNER, nowhere)
         (refused,) = replies(actions, Refused)
