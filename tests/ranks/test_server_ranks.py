@@ -32,7 +32,7 @@ from gspo_services.rollout.weights.patch import write_patch
 from gspo_services.rollout.weights.verify import Verification, Verifier
 from gspo_services.shared.weights import INDICES, VALUES, ShardBytes, Spread, patch_file, shards
 from tests.support.learner.tiny_model import checkpoint_tensors, reference_logprobs, save_tiny_dense, save_tiny_model
-from tests.support.wire.patched import patched
+from tests.support.wire.patched import counted_updates, patched
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(3000), pytest.mark.asyncio(loop_scope="module")]
@@ -125,14 +125,7 @@ async def test_a_server_of_two_ranks_follows_twenty_versions_bit_for_bit(
         return num_bytes
 
     monkeypatch.setattr(loader, "write_patch", write)
-    loads: list[str] = []
-    update = Engine._update
-
-    async def counted(self: Engine, path: Path, load_format: str, *rest: Any) -> None:
-        loads.append(load_format)
-        await update(self, path, load_format, *rest)
-
-    monkeypatch.setattr(Engine, "_update", counted)
+    loads = counted_updates(monkeypatch)
     async with patched(two.engine, tmp_path, load_file(two.base / "model.safetensors"), KV_HEADS) as made:
         async with made.rollout("first") as sync:
             for version in range(1, VERSIONS + 1):
@@ -145,12 +138,12 @@ async def test_a_server_of_two_ranks_follows_twenty_versions_bit_for_bit(
                 tensors = list(zip(newest.manifest.tensors, newest.tensor_data(), strict=True))
                 assert (await verify_loaded(two.engine, tensors, KV_HEADS)).ok
             assert (made.outcomes("no_patch"), made.outcomes("failed")) == (2, 0)
-        assert loads.count("gspo_patch") == VERSIONS - 1
-        assert loads.count("safetensors") == 3, "the first version, and the two whose patches were spoiled"
+        assert loads.count("patch_weights") == VERSIONS - 1
+        assert loads.count("update_weights_from_disk") == 3, "the first version, and the two whose patches were spoiled"
         by_patches = await two.engine.weights_checksums()
         async with made.rollout("second") as sync:
             await made.load(sync, VERSIONS)
-        assert loads[-1] == "safetensors"
+        assert loads[-1] == "update_weights_from_disk"
         assert await two.engine.weights_checksums() == by_patches
     await two.put_back()
     await require_served(two)

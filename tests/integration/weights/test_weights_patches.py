@@ -1,6 +1,6 @@
 """A real SGLang server whose parameters are patched in place: bit for bit what a full load gives it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,10 @@ from gspo_services.rollout.weights.patch import write_patch
 from gspo_services.shared.weights import PATCHER, patch_file
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
-from tests.support.wire.patched import patched
+from tests.support.wire.patched import counted_updates, patched
 from tests.support.wire.verified import verify_loaded
 
 VERSIONS = 100
-
-
-def counted(name: str, own: Callable[..., Awaitable[None]], calls: list[str]) -> Callable[..., Awaitable[None]]:
-    async def call(*arguments: Any, **options: Any) -> None:
-        calls.append(name)
-        await own(*arguments, **options)
-
-    return call
 
 
 @pytest_asyncio.fixture
@@ -54,9 +46,7 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
         return num_bytes
 
     monkeypatch.setattr(loader, "write_patch", write)
-    loads: list[str] = []
-    for name in ("update_weights_from_disk", "patch_weights"):
-        monkeypatch.setattr(Engine, name, counted(name, getattr(Engine, name), loads))
+    loads = counted_updates(monkeypatch)
     assert PATCHER in (await engine.server_info()).custom_weight_loader
     async with patched(engine, tmp_path, load_file(sglang_server.base / "model.safetensors")) as made:
         async with made.rollout("first") as sync:

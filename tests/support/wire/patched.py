@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
@@ -96,3 +98,19 @@ async def patched(
         made = Patched(context, engine, directory, weights, kv_heads)
         async with in_background(made.served.authenticator.run(), made.served.server.run()):
             yield made
+
+
+def counted_updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the methods by which engines get weights from now on, in order."""
+    calls: list[str] = []
+
+    def counted(name: str, own: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def call(*arguments: Any, **options: Any) -> None:
+            calls.append(name)
+            await own(*arguments, **options)
+
+        return call
+
+    for name in ("update_weights_from_disk", "patch_weights"):
+        monkeypatch.setattr(Engine, name, counted(name, getattr(Engine, name)))
+    return calls
