@@ -26,6 +26,8 @@ from gspo_services.shared.weights import (
 def mixed(words: Tensor | int, first: int, length: int, half: int, device: torch.device) -> Tensor:
     """Mix words with their places, from ``first`` on: int32 [length]. ``half``: 0 or 1, which of the two hashes.
 
+    PyTorch knows few operations on unsigned integers: here they are signed ones, whose sums and products wrap alike, and
+    whose shifts are masked.
     ``words``: int32 [length], or one word for all places, from 0 to 2^32 - 1.
     """
     places = torch.arange(first, first + length, dtype=torch.int64, device=device).to(torch.int32)

@@ -33,7 +33,10 @@ _HARMLESS: Final = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LON
 
 
 def pickled_text(data: bytes) -> str:
-    """The text that ``data`` is the pickle of. Raises: ValueError for any other pickle, and for what is none."""
+    """The text that ``data`` is the pickle of, without unpickling, because a pickle may run any program.
+
+    Raises: ValueError for any other pickle, and for what is none.
+    """
     found: list[str] = []
     try:
         for opcode, argument, position in pickletools.genops(data):
