@@ -241,6 +241,12 @@ def as_elements(data: Bytes, item_bytes: int) -> Values:
     return data.view(_UNSIGNED[item_bytes])
 
 
+def region_elements(data: Bytes, region: Region, begin: int = 0) -> Values:
+    """View a region's elements: unsigned [num_elements]. ``data``: bytes of the version from byte ``begin`` on."""
+    first = region.offset - begin
+    return as_elements(data[first : first + region.num_elements * region.item_bytes], region.item_bytes)
+
+
 def _rotated(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     """Rotate each unsigned value left."""
     width = 8 * values.dtype.itemsize

@@ -15,7 +15,7 @@ all bytes, and had no ending."""
 
 
 def bytes_digest(data: bytes | bytearray | memoryview) -> str:
-    """Digest of bytes."""
+    """Digest of bytes as they are, such as a delta's head."""
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
@@ -29,11 +29,6 @@ def sums_digest(sums: Sums, num_bytes: int) -> str:
     state = hashlib.blake2b(f"{num_bytes}\n".encode(), digest_size=32)
     state.update(sums.astype("<u8", copy=False).data)
     return state.hexdigest()
-
-
-def head_digest(head: bytes | memoryview) -> str:
-    """Digest of a delta's head."""
-    return hashlib.blake2b(head, digest_size=32).hexdigest()
 
 
 def version_digest(tensors: Iterable[TensorInfo], adapter: AdapterInfo | None = None) -> str:

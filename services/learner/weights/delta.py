@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gspo_protocol.deltas import Region, Values, as_elements, encode_head, encode_region, regions
-from gspo_protocol.digests import head_digest
+from gspo_protocol.deltas import Region, Values, encode_head, encode_region, region_elements, regions
+from gspo_protocol.digests import bytes_digest
 from gspo_protocol.limits import MAX_DELTA_BUCKETS
 from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
 from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Delta, Snapshot
@@ -55,7 +55,7 @@ def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
         digest=snapshot.manifest.digest,
         tensors=[],
         buckets=[bucket for bucket, _, _ in encoded],
-        head_digest=head_digest(head),
+        head_digest=bytes_digest(head),
     )
     return Delta(manifest=manifest, data=np.frombuffer(data, dtype=np.uint8))
 
@@ -72,8 +72,7 @@ def _places(base: Snapshot, snapshot: Snapshot, changed: Sequence[int]) -> Itera
         while rest and tensors[rest[-1]].offset + tensors[rest[-1]].num_bytes <= begin + after.data.nbytes:
             own.append(rest.pop())
         for region in regions(tensors, own):
-            bounds = slice(region.offset - begin, region.offset - begin + _region_bytes(region))
-            yield ComparedRegion(region, *(as_elements(each.data[bounds], region.item_bytes) for each in (before, after)))
+            yield ComparedRegion(region, *(region_elements(each.data, region, begin) for each in (before, after)))
 
 
 def _encode(places: list[ComparedRegion], num_bytes: int) -> list[_Encoded] | None:
@@ -130,7 +129,3 @@ def _encode_one(place: ComparedRegion) -> _Encoded | None:
         [len(stream) for stream in streams],
     )
     return bucket, changes.digest, b"".join(streams)
-
-
-def _region_bytes(place: Region) -> int:
-    return place.num_elements * place.item_bytes

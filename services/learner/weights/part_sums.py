@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,13 +43,12 @@ class PartSums:
 
     def digest(self) -> str:
         """Return the digest of the version, once everything was added."""
-        return version_digest(self._infos().values())
+        return version_digest(self._infos())
 
-    def _infos(self) -> Mapping[str, TensorInfo]:
-        found, row = {}, self.row.numpy().view("u8")
+    def _infos(self) -> Iterator[TensorInfo]:
+        row = self.row.numpy().view("u8")
         for name, part in self._tensors.items():
             num_bytes = part.num_elements * self._dtype.itemsize
             first = self._firsts[name]
             digest = sums_digest(row[first : first + num_tiles(num_bytes)], num_bytes)
-            found[name] = TensorInfo(name, DTYPE_NAMES[self._dtype], list(part.shape), 0, num_bytes, digest)  # type: ignore[arg-type]
-        return found
+            yield TensorInfo(name, DTYPE_NAMES[self._dtype], list(part.shape), 0, num_bytes, digest)  # type: ignore[arg-type]

@@ -44,12 +44,7 @@ class Snapshot(Parts):
 
     def tensor_data(self) -> list[memoryview]:
         """Return the bytes of each tensor."""
-        return [part for piece in self.pieces for part in _parts(piece)]
-
-
-def _parts(piece: CopiedParameter) -> list[memoryview]:
-    ends = list(accumulate(piece.sizes()))
-    return [piece.data[end - size : end].data for end, size in zip(ends, piece.sizes(), strict=True)]
+        return [part for piece in self.pieces for part in piece.parts()]
 
 
 class Delta(StoredParts):

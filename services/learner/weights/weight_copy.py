@@ -1,25 +1,25 @@
 """The weights of one moment in this process's own memory, so that they can be published while training continues."""
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
-from gspo_protocol.digests import sums_digest, version_digest
+from gspo_protocol.digests import sums_digest, tensor_digest, version_digest
 from gspo_protocol.messages import AdapterInfo, TensorInfo
 from gspo_protocol.tiles import TILE_BYTES, num_tiles, tile_sums
 from gspo_services.learner.weights.copy_memory import Bytes, CopyMemory
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By their names on the wire and in the settings."""
-_HOST: Final = torch.device("cpu")
 DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_HOST: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,16 @@ class CopiedParameter:
         """Return the bytes of each tensor."""
         return [each.num_elements * self.item_bytes for each in self.tensors]
 
+    def parts(self) -> list[memoryview]:
+        """Return the bytes of each tensor."""
+        sizes = self.sizes()
+        return [self.data[end - size : end].data for end, size in zip(accumulate(sizes), sizes, strict=True)]
+
     def digests(self) -> list[str]:
         """Compute each tensor's digest."""
         sizes = self.sizes()
         if any(size % TILE_BYTES for size in sizes[:-1]):
-            ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-            parts = zip(ends, sizes, strict=True)
-            return [sums_digest(tile_sums(self.data[end - size : end].data), size) for end, size in parts]
+            return [tensor_digest(part) for part in self.parts()]
         # The tensors' tiles are the parameter's: thousands of experts are read at once.
         sums, found, first = tile_sums(self.data.data), [], 0
         for size in sizes:
@@ -145,7 +148,6 @@ def _wait_for_copies() -> None:
 def _described(pieces: Sequence[CopiedParameter], digests: Sequence[Sequence[str]]) -> Iterator[TensorInfo]:
     offset = 0
     for piece, own in zip(pieces, digests, strict=True):
-        for part, digest in zip(piece.tensors, own, strict=True):
-            num_bytes = math.prod(part.shape) * piece.item_bytes
+        for part, num_bytes, digest in zip(piece.tensors, piece.sizes(), own, strict=True):
             yield TensorInfo(part.name, piece.dtype, list(part.shape), offset, num_bytes, digest)  # type: ignore[arg-type]
             offset += num_bytes

@@ -25,7 +25,7 @@ import structlog
 from msgspec import structs
 
 from gspo_protocol.deltas import Bytes, DeltaHead, check_bucket, decode_head, decode_streams, stream_lengths
-from gspo_protocol.digests import head_digest, tensor_digest, version_digest
+from gspo_protocol.digests import bytes_digest, tensor_digest, version_digest
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
 from gspo_services.rollout.weights.files import SHARD_BYTES, WeightFiles, remove_files
@@ -283,7 +283,7 @@ class Replica:
 
     def _applied(self, base: Manifest, delta: Manifest, payload: memoryview) -> Manifest:
         head = decode_head(payload, len(base.tensors), len(delta.buckets))
-        found = head_digest(payload[: head.num_bytes])
+        found = bytes_digest(payload[: head.num_bytes])
         if found != delta.head_digest:
             raise ValueError(f"its head has digest {found}, the manifest says {delta.head_digest}")
         _check_buckets(delta, base.tensors, head)

@@ -12,15 +12,15 @@ from gspo_protocol.codec import decode
 from gspo_protocol.deltas import (
     CHANGES_DIGEST_BYTES,
     Region,
-    as_elements,
     decode_head,
     decode_streams,
     encode_head,
     encode_region,
+    region_elements,
     regions,
     stream_lengths,
 )
-from gspo_protocol.digests import head_digest, tensor_digest, version_digest
+from gspo_protocol.digests import bytes_digest, tensor_digest, version_digest
 from gspo_protocol.errors import ProtocolError
 from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
 from gspo_services.shared.weights.compression import compress, decompress
@@ -87,13 +87,12 @@ def _manifest_of(base_version: int, snapshot: Manifest, head: bytes, encoded: li
     return Manifest(
         policy_version=snapshot.policy_version, kind="delta", base_version=base_version,
         num_bytes=len(head) + sum(len(body) for _, body in encoded), chunk_bytes=64, digest=snapshot.digest, tensors=[],
-        buckets=[bucket for bucket, _ in encoded], head_digest=head_digest(head),
+        buckets=[bucket for bucket, _ in encoded], head_digest=bytes_digest(head),
     )  # fmt: skip
 
 
 def _bucket(old: Bytes, new: Bytes, region: Region) -> tuple[DeltaBucket, bytes, bytes]:
-    bounds = slice(region.offset, region.offset + region.num_elements * region.item_bytes)
-    changes = encode_region(*(as_elements(each[bounds], region.item_bytes) for each in (old, new)), region)
+    changes = encode_region(*(region_elements(each, region) for each in (old, new)), region)
     assert changes is not None
     streams = [compress(stream.data) for stream in changes.streams]
     bucket = DeltaBucket(
@@ -143,7 +142,7 @@ def _rebuilt(header: bytes, payload: bytes, rng: Random) -> bytes:
         encoded.append((structs.replace(bucket, stream_bytes=[len(frame) for frame in frames]), b"".join(frames)))
     replaced = structs.replace(
         manifest, num_bytes=len(head) + sum(len(body) for _, body in encoded), buckets=[bucket for bucket, _ in encoded],
-        head_digest=head_digest(head) if added > 0 else manifest.head_digest,
+        head_digest=bytes_digest(head) if added > 0 else manifest.head_digest,
         digest=rng.choice([manifest.digest] * 3 + [version[0].digest for version in versions()]),
     )  # fmt: skip
     try:
@@ -159,8 +158,7 @@ def _digest_of_changes(bucket: DeltaBucket, streams: list[bytes]) -> bytes:
         changes = decode_streams(bucket, streams, base.nbytes)
     except ValueError:
         return bytes(CHANGES_DIGEST_BYTES)
-    place = slice(bucket.offset, bucket.offset + bucket.num_elements * bucket.item_bytes)
-    was = as_elements(base[place], bucket.item_bytes)[changes.positions]
+    was = region_elements(base, changes.region)[changes.positions]
     return changes.digest(was, changes.new_values(was))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from gspo_protocol.codec import Received, decode
-from gspo_protocol.deltas import Region, as_elements, decode_head, encode_region
+from gspo_protocol.deltas import Region, decode_head, encode_region, region_elements
 from gspo_protocol.digests import tensor_digest, version_digest
 from gspo_protocol.errors import ProtocolError
 from gspo_protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
@@ -83,9 +83,8 @@ def streams(data: bytes) -> None:
     apply_streams(target, bucket, parts)
     require(target.tobytes() == now, "a second application changes more")
     region = Region(offset=begin, num_elements=bucket.num_elements, item_bytes=bucket.item_bytes)
-    bounds = slice(begin, begin + region.num_elements * region.item_bytes)
     whole = (np.frombuffer(base, dtype=np.uint8), target)
-    again = encode_region(*(as_elements(each[bounds], region.item_bytes) for each in whole), region)
+    again = encode_region(*(region_elements(each, region) for each in whole), region)
     if again is not None:
         other = np.frombuffer(bytearray(base), dtype=np.uint8)
         encoded = structs.replace(

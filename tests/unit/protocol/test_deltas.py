@@ -11,11 +11,11 @@ from gspo_protocol.deltas import (
     CHANGES_DIGEST_BYTES,
     Changes,
     Region,
-    as_elements,
     check_bucket,
     decode_head,
     encode_head,
     encode_region,
+    region_elements,
     regions,
     stream_lengths,
 )
@@ -28,8 +28,7 @@ SIZES = st.sampled_from([2, 4])
 
 def encoded(old: np.ndarray, new: np.ndarray, region: Region) -> Changes | None:
     """The changes of a region of two versions, given in whole."""
-    bounds = slice(region.offset, region.offset + region.num_elements * region.item_bytes)
-    before, after = (as_elements(each.view(np.uint8)[bounds], region.item_bytes) for each in (old, new))
+    before, after = (region_elements(each.view(np.uint8), region) for each in (old, new))
     return encode_region(before, after, region)
 
 
