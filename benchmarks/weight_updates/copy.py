@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.weight_updates.versions import must, step
 from gspo_protocol.digests import tensor_digest
-from gspo_services.learner.weights import PublishedChecksums, encode_delta
+from gspo_services.learner.weights import encode_delta
 from gspo_services.learner.weights.snapshot import Delta, Snapshot
 from gspo_services.rollout.weights import replica as replicas
 from gspo_services.rollout.weights.file import header_of
@@ -91,30 +91,17 @@ def copy(num_layers: int = LAYERS, num_versions: int = VERSIONS) -> list[dict[st
         newest = steps[-1][0] if steps else first
         snapshot = snapshot_of(version, weights.items())
         steps.append((snapshot, must(encode_delta(newest, snapshot))))
-    rows = [_learner(name, first, steps) for name in HASHES]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="gspo-weight-copy-", dir="/dev/shm") as directory:
         for name in HASHES:
             rows.append(_measure(f"all, checksums by {name}", first, steps, Path(directory), partial(_all, name)))
         rows.append(_measure("files", first, steps, Path(directory), _files))
         rows.append(_measure("patch", first, steps, Path(directory), _patch))
-    before = {"bytes": rows[2]["bytes, of the version"], "cuda": rows[2]["CPU s"], "xxh3": rows[3]["CPU s"]}
-    for row in rows[4:]:
+    before = {"bytes": rows[0]["bytes, of the version"], "cuda": rows[0]["CPU s"], "xxh3": rows[1]["CPU s"]}
+    for row in rows[2:]:
         row["bytes, of all"] = round(row["bytes, of the version"] / before["bytes"], 3)
         row |= {f"CPU, of all by {name}": round(row["CPU s"] / before[name], 3) for name in HASHES}
     return [{head: row.get(head, "") for head in rows[-1]} for row in rows]
-
-
-def _learner(name: Hash, first: Snapshot, steps: list[tuple[Snapshot, Delta]]) -> dict[str, Any]:
-    """The learner's checksums: of a version whose predecessor is known."""
-    known = PublishedChecksums([name])
-    known.renew(None, first)
-    newest, times = first, []
-    for snapshot, _ in steps:
-        begin = time.process_time()
-        known.renew(newest, snapshot)
-        times.append(time.process_time() - begin)
-        newest = snapshot
-    return {"way": f"learner: checksums by {name}", "CPU s": round(median(times), 3)}
 
 
 def _measure(

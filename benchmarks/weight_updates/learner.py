@@ -10,17 +10,15 @@ import torch
 
 from benchmarks.weight_updates.versions import step
 from gspo.model.serving_layout import ServedParameter, ServedPart
-from gspo_services.learner.weights import PublishedChecksums, build_snapshot, copy_parameters, encode_delta
+from gspo_services.learner.weights import build_snapshot, copy_parameters, encode_delta
 from gspo_services.learner.weights.copy_memory import CopyMemory
 from gspo_services.learner.weights.snapshot import Snapshot
-from gspo_services.shared.weights import Hash
 
 T = TypeVar("T")
 
 SHARES: Final = (0.001, 0.01, 0.07, 0.36)
 EXPERTS: Final = 32
 ROWS, COLUMNS = 512, 1024
-HASHES: Final[tuple[Hash, ...]] = ("xxh3", "cuda")
 
 
 def learner(gigabytes: float) -> list[dict[str, Any]]:
@@ -30,7 +28,7 @@ def learner(gigabytes: float) -> list[dict[str, Any]]:
 
 def _measure(gigabytes: float, share: float) -> dict[str, Any]:
     weights = [parameter.values for parameter in _parameters(gigabytes)]
-    memory, checksums = CopyMemory(), {name: PublishedChecksums([name]) for name in HASHES}
+    memory = CopyMemory()
     newest: Snapshot | None = None
     seconds: dict[str, float] = {}
     for version in range(1, 4):
@@ -38,8 +36,6 @@ def _measure(gigabytes: float, share: float) -> dict[str, Any]:
         snapshot = _timed(seconds, "tile sums", partial(build_snapshot, version, copied))
         if newest is not None:
             _timed(seconds, "compare, encode", partial(encode_delta, newest, snapshot))
-        for name, known in checksums.items():
-            _timed(seconds, f"engine checksums: {name}", partial(known.renew, newest, snapshot))
         newest = snapshot
         step(weights, share, seed=version)
     whole = weights[0].view(torch.uint8).numpy()

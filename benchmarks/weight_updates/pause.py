@@ -19,6 +19,7 @@ from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine, EngineHttp, EngineServer, ServerOptions
 from gspo_services.rollout.weights import WeightSync
 from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.weights import PATCHER, SUMMER
 
 WARM: Final = 2
 HIDDEN: Final = (256, 512)
@@ -26,9 +27,13 @@ HIDDEN: Final = (256, 512)
 CALLS: Final = {
     "/pause_generation": "stop",
     "/update_weights_from_disk": "load",
-    "/weights_checker": "checksums",
+    "/begin_weight_update": "begin",
+    "/end_weight_update": "end",
+    PATCHER: "load",
+    SUMMER: "sums",
     "/continue_generation": "go on",
 }
+"""By the path, or the loader that is called there."""
 
 
 class TimedHttp(EngineHttp):
@@ -41,7 +46,8 @@ class TimedHttp(EngineHttp):
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float | None = None) -> bytes:
         begin = time.perf_counter()
         answer = await super().post(path, body, timeout_s=timeout_s)
-        self.times[CALLS[path]] = time.perf_counter() - begin
+        name = CALLS[body["load_format"] if path == "/update_weights_from_tensor" else path]
+        self.times[name] = time.perf_counter() - begin
         return answer
 
 

@@ -21,7 +21,7 @@ EngineChecksums = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=64)]],
     Meta(max_length=limits.MAX_TENSORS),
 ]
-"""The checksum that an engine must report for each of its parameters when it holds a version."""
+"""The checksum that an engine must report for each of its parameters."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -86,7 +86,7 @@ class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     direct: bool = False
     """Do not refer this rollout to another source: what it got from one was damaged."""
     hash: Literal["", HashName] = ""
-    """The hash of its engine's checksums, which the manifest shall name; empty: it wants none."""
+    """The hash of its engine's checksums, in which the manifest of an adapter shall have them; empty: it wants none."""
 
 
 class Manifest(Message, frozen=True, tag="manifest"):
@@ -115,8 +115,7 @@ class Manifest(Message, frozen=True, tag="manifest"):
     """The version at the end of the chain of deltas that begins with this one; 0: this is the newest version."""
     sources: Annotated[list[Source], Meta(max_length=limits.MAX_SOURCES)] = []
     checksums: EngineChecksums = {}
-    """By the hash that was asked for; empty: the weight server has not computed them, so the rollout does. Of an adapter
-    they are those of the model below it, which is not changed."""
+    """Of an adapter: of the model below it, by the hash that was asked for; empty: not computed yet, ask again."""
     adapter: AdapterInfo | None = None
     """None: the version has all weights."""
 

@@ -9,7 +9,7 @@ the patch.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,17 @@ STEP: Final = 4 * 2**20
 
 def apply(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Patch ``model`` from the directory that the one tensor names. Each tensor rank reads and answers for itself."""
+    answered(named_tensors, lambda directory, rank: {"elements": patch_model(model, directory, rank)})
+
+
+def answered(named_tensors: Sequence[tuple[str, torch.Tensor]], work: Callable[[Path, int], dict[str, Any]]) -> None:
+    """Do ``work`` for this tensor rank in the directory that the one tensor names, and leave what it returns there."""
     from sglang.srt.runtime_context import get_parallel
 
     ((_, path),) = named_tensors
     directory, rank = Path(bytes(path.cpu().tolist()).decode()), int(get_parallel().tp_rank)
     try:
-        answer: dict[str, Any] = {"elements": patch_model(model, directory, rank)}
+        answer = work(directory, rank)
     except Exception as error:  # noqa: BLE001 - whatever is raised here would end the server
         answer = {"error": f"{type(error).__name__}: {error}"}
     written = directory / f"{answer_file(rank)}.new"

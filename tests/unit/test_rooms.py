@@ -130,6 +130,8 @@ def test_the_contract_about_torch_leaves_out_only_rooms_that_need_it() -> None:
         "gspo_services.runs.replay",
         "gspo_services.shared.sglang_cpu",
         "gspo_services.shared.sglang_patching",
+        "gspo_services.shared.sglang_sums",
+        "gspo_services.shared.torch_tiles",
         "gspo_services.tasks.reward_model",
     }
 

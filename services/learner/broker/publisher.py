@@ -11,13 +11,10 @@ from gspo_services.learner.broker.port import Publication
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights import (
     AdapterCopy,
-    PublishedChecksums,
     SnapshotStore,
     WeightServer,
     build_snapshot,
     encode_delta,
-    hashing_device,
-    likely_hash,
 )
 from gspo_services.shared.net import Authenticator, RouterChannel, Security
 from gspo_services.shared.runtime.clock import Clock
@@ -50,8 +47,7 @@ class Publisher:
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
-        self._checksums = PublishedChecksums([likely_hash()], device=hashing_device(shared=settings.run.colocate))
-        self._server = WeightServer(channel, self._store, metrics, checksums=self._checksums)
+        self._server = WeightServer(channel, self._store, metrics)
         self.encoding = False
         """Digests and a delta are being computed: that takes time, whatever the broker does."""
         self.policy_version = 0
@@ -78,16 +74,14 @@ class Publisher:
         weights = publication.weights
         begun = self._clock.now()
         snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights)
-        copied = compared = self._clock.now()
+        copied = self._clock.now()
         delta = None
         if isinstance(weights, AdapterCopy):
             # It is small, and changes everywhere. Engines report checksums of the model below it.
-            self._checksums.keep_base(weights.base)
-        else:
-            delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
-            compared = self._clock.now()
-            await asyncio.to_thread(self._checksums.renew, newest, snapshot)
-        hashed = self._clock.now()
+            self._server.keep_base(weights.base)
+        elif newest is not None:
+            delta = await asyncio.to_thread(encode_delta, newest, snapshot)
+        compared = self._clock.now()
         self.encoding = False
         await asyncio.to_thread(publication.note_digest, snapshot.manifest.digest)
         self._store.add(snapshot, delta)
@@ -101,7 +95,6 @@ class Publisher:
             digest=snapshot.manifest.digest,
             snapshot_s=round(copied - begun, 3),
             delta_s=round(compared - copied, 3),
-            checksums_s=round(hashed - compared, 3),
         )
         return Published(
             policy_version=snapshot.policy_version,

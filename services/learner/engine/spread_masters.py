@@ -15,12 +15,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gspo_services.learner.weights import mixed
-
 STEP: Final = 1 << 22
 """Elements at a time: temporary tensors take some 40 bytes for each."""
 SPACING_EXPONENT: Final = 8
 """A bfloat16 value m 2^e with m in [1/2, 1) lies 2^(e - 8) from the next one."""
+_SEED: Final = 0x243F6A88
+_FACTOR: Final = 0x27D4EB2D
+_ROTATION: Final = 15
+_STEPS: Final = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
+"""Shifts to the right, and the factors after them."""
 INSIDE: Final = 0.999
 """A value just on a border would round by the rule for ties."""
 
@@ -39,7 +42,7 @@ def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
     word = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=4).digest(), "big")
     for begin in range(0, masters.numel(), STEP):
         part = masters[begin : begin + STEP]
-        bits = mixed(word, first + begin, part.numel(), 0, part.device)
+        bits = _noise(word, first + begin, part.numel(), part.device)
         shift = torch.ldexp(bits.float() * (INSIDE * 2.0**-32), torch.frexp(part).exponent - SPACING_EXPONENT)
         # Below a power of two the spacing is half as wide.
         moved = torch.where(_round_alike(part + shift, part), part + shift, part + shift / 2)
@@ -48,3 +51,26 @@ def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
 
 def _round_alike(left: Tensor, right: Tensor) -> Tensor:
     return left.bfloat16() == right.bfloat16()
+
+
+def _noise(word: int, first: int, length: int, device: torch.device) -> Tensor:
+    """Mix ``word`` with places, from ``first`` on, as SGLang's hash on CUDA does: int32 [length].
+
+    PyTorch knows few operations on unsigned integers: here they are signed ones, whose sums and products wrap alike, and
+    whose shifts are masked.
+    """
+    places = torch.arange(first, first + length, dtype=torch.int64, device=device).to(torch.int32)
+    found = places * _signed(_FACTOR)
+    found += _signed(_SEED)
+    found ^= (places << _ROTATION) | ((places >> (32 - _ROTATION)) & ((1 << _ROTATION) - 1))
+    found ^= _signed(word)
+    for shift, factor in _STEPS:
+        found ^= (found >> shift) & ((1 << (32 - shift)) - 1)
+        if factor != 1:
+            found *= _signed(factor)
+    return found
+
+
+def _signed(value: int) -> int:
+    """Return the signed integer of 32 bits with these bits."""
+    return value - (1 << 32) if value >= 1 << 31 else value

@@ -1,9 +1,7 @@
 """The learner's end of a weight update: snapshots, deltas and the server that sends them."""
 
 from gspo_services.learner.weights.adapter_copy import AdapterCopy, PublishedBase, copy_adapter
-from gspo_services.learner.weights.checksums import PublishedChecksums, hashing_device, likely_hash
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.device_checksums import mixed
 from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.learner.weights.weight_copy import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
@@ -14,7 +12,6 @@ __all__ = [
     "DTYPE_NAMES",
     "AdapterCopy",
     "PublishedBase",
-    "PublishedChecksums",
     "SnapshotStore",
     "VersionCopies",
     "WeightCopy",
@@ -24,7 +21,4 @@ __all__ = [
     "copy_parameters",
     "copy_weights",
     "encode_delta",
-    "hashing_device",
-    "likely_hash",
-    "mixed",
 ]

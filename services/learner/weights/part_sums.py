@@ -11,8 +11,8 @@ from gspo.model.serving_layout import ServedPart
 from gspo_protocol.digests import sums_digest, version_digest
 from gspo_protocol.messages import TensorInfo
 from gspo_protocol.tiles import num_tiles
-from gspo_services.learner.weights.tile_sums import tile_sums
 from gspo_services.learner.weights.weight_copy import DTYPE_NAMES
+from gspo_services.shared.torch_tiles import tile_sums
 
 
 class PartSums:

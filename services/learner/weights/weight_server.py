@@ -13,7 +13,7 @@ from gspo_protocol.messages import (
 )
 from gspo_protocol.sessions import first_identity, shown_identity
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_services.learner.weights.adapter_copy import PublishedBase
 from gspo_services.learner.weights.fan_out import FanOut
 from gspo_services.learner.weights.snapshot import SnapshotStore
 from gspo_services.shared.net import Incoming, RouterChannel
@@ -31,11 +31,8 @@ class WeightServer(ChunkServer):
         store: SnapshotStore,
         metrics: LearnerMetrics,
         fan_out: FanOut | None = None,
-        checksums: PublishedChecksums | None = None,
     ) -> None:
-        """``fan_out``: None: one with the default limits. ``checksums``: what
-        engines must report for the versions in ``store``; None: nothing is known before it is asked for.
-        """
+        """``fan_out``: None: one with the default limits."""
         super().__init__(
             channel,
             WEIGHTS,
@@ -46,7 +43,11 @@ class WeightServer(ChunkServer):
         self._metrics = metrics
         self._fan_out = FanOut() if fan_out is None else fan_out
         self._num_failed = self._fan_out.num_failed
-        self._checksums = PublishedChecksums() if checksums is None else checksums
+        self._base: PublishedBase | None = None
+
+    def keep_base(self, base: PublishedBase) -> None:
+        """Adapters are served from now on, above this model."""
+        self._base = base
 
     @property
     def newest_version(self) -> int:
@@ -55,8 +56,8 @@ class WeightServer(ChunkServer):
 
     def manifest_for(self, incoming: Incoming, request: ManifestRequest) -> Manifest | None:
         manifest = self._store.manifest_for(request.have_version)
-        if manifest is not None and request.hash:
-            manifest = structs.replace(manifest, checksums=self._checksums.asked(manifest, request.hash))
+        if manifest is not None and manifest.adapter is not None and request.hash and self._base is not None:
+            manifest = structs.replace(manifest, checksums=self._base.checksums(request.hash))
         if manifest is None or manifest.policy_version <= request.have_version:
             return manifest
         source = Source(request.endpoint, incoming.key.decode()) if request.endpoint else None

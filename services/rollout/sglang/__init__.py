@@ -6,6 +6,7 @@ from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from gspo_services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from gspo_services.rollout.sglang.metrics import EngineMetrics
+from gspo_services.rollout.sglang.patching import RankSums
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerError, ServerOptions, ServerStartError
 from gspo_services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
@@ -25,6 +26,7 @@ __all__ = [
     "OutputPiece",
     "PauseMode",
     "RankChecksums",
+    "RankSums",
     "RoutedExperts",
     "SamplingParameters",
     "ServerError",

@@ -42,10 +42,10 @@ from gspo_services.rollout.sglang.generation import (
 from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
 from gspo_services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
 from gspo_services.rollout.sglang.memory import ServerMemory
-from gspo_services.rollout.sglang.patching import require_patched, tensor_payload
+from gspo_services.rollout.sglang.patching import RankSums, read_sums, require_answers, tensor_payload
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_info import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
-from gspo_services.shared.weights import PATCHER, SLOT
+from gspo_services.shared.weights import PATCHER, SLOT, SUMMER
 
 log = structlog.get_logger()
 
@@ -371,20 +371,33 @@ class Engine:
 
         Otherwise the same as ``update_weights_from_disk``. Only servers that have gspo_services.shared.weights.PATCHER can.
         """
+        body = {"weight_version": str(version), "flush_cache": self._paused_mode != "in_place"}
+        async with self.updating(version, check):
+            await self._call_loader(PATCHER, path, body)
+            require_answers(path, self._server.spread.tensor, "not patched")
+
+    async def weight_sums(self, path: Path) -> list[RankSums]:
+        """Have each rank sum its parameters as the files in ``path`` say (gspo_services.shared.sglang_sums).
+
+        Only servers that have gspo_services.shared.weights.SUMMER can; one that is not paused waits for the requests under
+        way. Raises: EngineError.
+        """
+        await self._call_loader(SUMMER, path, {"flush_cache": False})
+        return await asyncio.to_thread(read_sums, path, self._server.spread.tensor)
+
+    async def _call_loader(self, name: str, path: Path, body: dict[str, Any]) -> None:
+        """Have a loader of ours work in the directory ``path``."""
         body = {
             "serialized_named_tensors": [tensor_payload(str(path).encode())] * self._server.spread.tensor,
-            "load_format": PATCHER,
-            "weight_version": str(version),
-            "flush_cache": self._paused_mode != "in_place",
+            "load_format": name,
             "selector": "target",
+            **body,
         }
-        async with self.updating(version, check) as http:
-            await http.post("/begin_weight_update", {"selector": "target"}, timeout_s=self._load_timeout_s)
-            try:
-                await http.post("/update_weights_from_tensor", body, timeout_s=self._load_timeout_s)
-            finally:
-                await http.post("/end_weight_update", {}, timeout_s=self._load_timeout_s)
-            require_patched(path, self._server.spread.tensor)
+        await self._http.post("/begin_weight_update", {"selector": "target"}, timeout_s=self._load_timeout_s)
+        try:
+            await self._http.post("/update_weights_from_tensor", body, timeout_s=self._load_timeout_s)
+        finally:
+            await self._http.post("/end_weight_update", {}, timeout_s=self._load_timeout_s)
 
     @asynccontextmanager
     async def updating(self, version: int, check: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[EngineHttp]:

@@ -25,7 +25,7 @@ from gspo_services.shared.net import held_port
 from gspo_services.shared.placement import this_machine
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
-from gspo_services.shared.weights import ONE_RANK, PATCHER, Spread
+from gspo_services.shared.weights import ONE_RANK, PATCHER, SUMMER, Spread
 
 log = structlog.get_logger()
 
@@ -301,7 +301,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         # A group's requests come together, and after a weight update all requests do. One request of each prompt goes
         # first; the others find the prompt in the cache. SGLang's default takes them as they come.
         "--schedule-policy", "lpm",
-        "--custom-weight-loader", PATCHER,
+        "--custom-weight-loader", PATCHER, SUMMER,
     ]  # fmt: skip
     if not cuda:
         # SGLang honours sampling seeds only in deterministic mode. That is free here; on CUDA it costs throughput, so ask

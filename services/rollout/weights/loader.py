@@ -17,7 +17,9 @@ from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine, EngineError, EngineUnreachable
 from gspo_services.rollout.weights.patch import NoPatchError, write_patch
 from gspo_services.rollout.weights.replica import Replica
-from gspo_services.rollout.weights.verify import Expected, Verification, Verifier, published
+from gspo_services.rollout.weights.sums import Summed
+from gspo_services.rollout.weights.verification import Verification
+from gspo_services.rollout.weights.verify import Expected, Verifier
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.weights import PATCHER, SpreadError
 
@@ -37,7 +39,7 @@ class VerificationError(RuntimeError):
 class PreparedLoad:
     """The preparation before the pause. ``patch``: a directory; None: the engine has to load files."""
 
-    expected: Expected
+    expected: Expected | Summed
     patch: Path | None
 
 
@@ -55,12 +57,12 @@ class EngineLoader:
         self._failed_patches = 0
 
     async def prepare(self, weights: Replica) -> PreparedLoad:
-        """Do what is possible while the engine still generates: hashing takes longer than loading.
+        """Do what is possible while the engine still generates.
 
         Raises: EngineError; ServiceError when there is no room, or when no shard of the engine could be verified.
         """
         try:
-            return PreparedLoad(expected=await self._expected(weights), patch=await self._patch(weights))
+            return PreparedLoad(expected=await self._verifier.expect(weights.tensors()), patch=await self._patch(weights))
         except SpreadError as error:
             raise ServiceError(str(error)) from error
 
@@ -78,17 +80,6 @@ class EngineLoader:
     def doubt(self) -> None:
         """Ask the engine again for its abilities, after a failed load."""
         self._takes_patches = None if self._takes_patches else self._takes_patches
-
-    async def _expected(self, weights: Replica) -> Expected:
-        """Compute what the engine must report, before the pause: hashing takes longer than loading. Raises: EngineError."""
-        manifest = weights.current
-        is_whole = (await self._verifier.spread()).is_whole
-        if manifest.checksums and is_whole:
-            return published(manifest.tensors, manifest.checksums)
-        if is_whole:
-            # The learner never sends those of shards.
-            log.info("checksums_computed_here", policy_version=manifest.policy_version)
-        return await self._verifier.expect(weights.tensors())
 
     async def _patch(self, weights: Replica) -> Path | None:
         """Write the changes since the engine's version to a directory; None: the engine must load tensors."""
@@ -117,7 +108,7 @@ class EngineLoader:
             log.info("engine_updates", takes_patches=self._takes_patches)
         return self._takes_patches
 
-    async def _patched(self, weights: Replica, patch: Path, expected: Expected) -> bool:
+    async def _patched(self, weights: Replica, patch: Path, expected: Expected | Summed) -> bool:
         """Patch the paused engine; False: it must now load all tensors, because its elements are unknown."""
         try:
             await self._engine.patch_weights(patch, weights.policy_version, check=partial(self._verify, expected))
@@ -134,7 +125,7 @@ class EngineLoader:
         self._failed_patches = 0
         return True
 
-    async def _load_files(self, weights: Replica, expected: Expected) -> None:
+    async def _load_files(self, weights: Replica, expected: Expected | Summed) -> None:
         """Let the paused engine load the files with what it lacks. Raises: EngineError, VerificationError."""
         if not self._takes_parts:
             weights.must_load_all()
@@ -160,7 +151,7 @@ class EngineLoader:
             "there or choose another rollout.weights_directory"
         )
 
-    async def _verify(self, expected: Expected) -> None:
+    async def _verify(self, expected: Expected | Summed) -> None:
         """Compare checksums. The engine's client has already asked which version the engine serves."""
         self.require(await self._verifier.verify(expected))
 

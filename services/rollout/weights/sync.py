@@ -27,7 +27,7 @@ from gspo_services.rollout.sglang import Engine, EngineError
 from gspo_services.rollout.weights.adapter_loader import AdapterLoader, AdapterPlan, BaseUnknownError
 from gspo_services.rollout.weights.colocate import EngineDevice
 from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
-from gspo_services.rollout.weights.loader import EngineLoader, VerificationError
+from gspo_services.rollout.weights.loader import LOADED, EngineLoader, VerificationError
 from gspo_services.rollout.weights.peers import WeightPeers
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
@@ -76,7 +76,7 @@ class WeightSync:
         """
         self._context = context
         self._engine = engine
-        self._verifier = Verifier(engine, kv_heads)
+        self._verifier = Verifier(engine, kv_heads, work_directory / LOADED / "sums")
         self._work_directory = work_directory
         self._pause_mode = pause_mode
         self._peer = peer
@@ -88,7 +88,6 @@ class WeightSync:
         self._on_change: Callable[[], None] = lambda: None
         self._weight_peers = weight_peers
         self._replica = Replica(work_directory) if weight_peers is None else weight_peers.replica
-        self._engine_hash: Hash | None = None
         self._loader = EngineLoader(engine, self._verifier, work_directory, metrics)
         self._adapters = None if adapters is None else AdapterLoader(engine, self._verifier, work_directory, adapters)
         self._device = EngineDevice(engine, None, clock=clock, metrics=metrics) if device is None else device
@@ -176,13 +175,12 @@ class WeightSync:
                     await self._load(client, weights)
 
     async def _known_hash(self) -> Hash | None:
-        """Return the hash that the learner should use for checksums; None: useless for shards, or unknown."""
-        if self._adapters is not None and not self._adapters.wants_checksums:
+        """Return the hash in which the learner shall say what an engine with the model below adapters reports; None: it
+        need not, or the hash is unknown."""
+        if self._adapters is None or not self._adapters.wants_checksums:
             return None
         try:
-            if self._engine_hash is None:
-                self._engine_hash = await self._verifier.hash()
-            return self._engine_hash if (await self._verifier.spread()).is_whole else None
+            return await self._verifier.hash()
         except EngineError as error:
             # The load, which needs it, says so and counts it.
             log.info("engine_hash_unknown", error=str(error))
@@ -348,7 +346,6 @@ class WeightSync:
 
     async def _on_failed(self, client: PeerClient, version: int, digest: str, error: str) -> None:
         """The engine stays paused: weights in doubt generate nothing. The replica is fetched again, too."""
-        self._engine_hash = None
         self._loader.doubt()
         self.may_generate.clear()
         self._replica.forget()

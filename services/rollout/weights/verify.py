@@ -1,27 +1,30 @@
-"""Compares the engine's own checksums with those of the version that was published.
+"""Compares what the engine says of its parameters with the version that was published.
 
-The learner sends them with the version. Where it has not computed them, they are computed here, from the tensors that came.
-services/shared/weights/engine_parameters.py says which tensors make which parameter of the engine, and shards.py beside
-it what each rank has of it. The learner publishes checksums of whole parameters; those of shards are always computed here,
-from files whose every tensor has the learner's digest. Checksums cannot check weights that SGLang has quantised and MoE
-backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent (unverified).
-There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a wrong bit. Weights
-in FP8 by blocks could be checked if they were quantised here: SGLang 0.5.23 hashes them dequantised, and
-benchmarks/fp8/emulation.py rounds as it does.
+An engine that can sums them by tiles of the version's tensors (``sums``). Any other reports SGLang's own checksums, and here
+the same are computed from files whose every tensor has the learner's digest. services/shared/weights/engine_parameters.py
+says which tensors make which parameter of the engine, and shards.py beside it what each rank has of it. Neither can check
+weights that SGLang has quantised and MoE backends that reorder experts (they show as mismatches) and merged parameters of
+which only a part was sent (unverified). There one can still compare log-probs of a prompt with the learner's own: that shows
+a wrong layer, not a wrong bit. Weights in FP8 by blocks could be checked if they were quantised here: SGLang 0.5.23 hashes
+them dequantised, and benchmarks/fp8/emulation.py rounds as it does.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
 from gspo_protocol.messages import TensorInfo
+from gspo_protocol.tiles import Sums
 from gspo_services.rollout.sglang import Engine, RankChecksums
+from gspo_services.rollout.weights.sums import Summed, compare_sums, sums_by_name
+from gspo_services.rollout.weights.verification import Verification, joined, tied_head
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.weights import (
-    EMBEDDING,
     HEAD,
+    SUMMER,
     Buffer,
     Hash,
     Layout,
@@ -37,25 +40,6 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
-    """The result of the comparison."""
-
-    mismatched: list[str] = field(default_factory=list)
-    """Engine parameters that differ from what was sent; of a server of several ranks, with the rank that has them."""
-    missing: list[str] = field(default_factory=list)
-    """Sent tensors without a parameter in the engine, which skipped them in silence."""
-    unsent: list[str] = field(default_factory=list)
-    """Engine parameters for which nothing was sent."""
-    unverified: list[str] = field(default_factory=list)
-    """Sent tensors that could not be compared, because other parts of their parameter were not sent."""
-
-    @property
-    def ok(self) -> bool:
-        """No parameter differs, is missing or unsent; the caller still has to look at ``unverified``."""
-        return not (self.mismatched or self.missing or self.unsent)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Expected:
     """The checksums that an engine must report, known before it is asked."""
 
@@ -67,21 +51,22 @@ class Expected:
 class Verifier:
     """Verifies the weights of one engine."""
 
-    def __init__(self, engine: Engine, kv_heads: int = 1) -> None:
-        """``kv_heads``: heads of keys and values of the model; only an engine of several ranks needs the number."""
+    def __init__(self, engine: Engine, kv_heads: int = 1, directory: Path | None = None) -> None:
+        """``kv_heads``: heads of keys and values of the model; only an engine of several ranks needs the number.
+        ``directory``: through which the engine is asked for sums (gspo_services.rollout.weights.sums); None: it is asked
+        for SGLang's own checksums, which then are computed here, too."""
         self._engine = engine
         self._kv_heads = kv_heads
         self._reported: list[RankChecksums] = []
         """The engine's last report; it shows which hash made it."""
         self._spread: Spread | None = None
-        self._shards = ShardChecksums()
+        self._directory = directory
+        self._checksums = ShardChecksums()
         self._former: Expected | None = None
         """What the engine was last seen to hold."""
-
-    @property
-    def known(self) -> Mapping[str, str]:
-        """The checksums that the engine last reported, by its parameters' names; empty: it was not asked yet."""
-        return self._reported[0].checksums if self._reported else {}
+        self._former_sums: list[dict[str, Sums]] = []
+        self.known: Collection[str] = ()
+        """The names of the parameters that the engine last reported; none: it was not asked yet."""
 
     async def hash(self) -> Hash:
         """Return the engine's checksum hash; the first call asks the engine for checksums.
@@ -110,25 +95,33 @@ class Verifier:
     async def checksums(self) -> list[RankChecksums]:
         """Ask for the checksums of each rank's parameters. Raises: EngineError."""
         self._reported = reported = await self._engine.weights_checksums()
+        self.known = reported[0].checksums if reported else ()
         return reported
 
-    async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
-        """Compute the checksums of an engine that loaded these tensors: the slow half of the comparison, without a pause.
-        ``published`` needs no tensors.
+    async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected | Summed:
+        """Work out what an engine that loaded these tensors must have, without a pause.
 
         Raises: the same as ``hash``; SpreadError for a model that is shared in an unknown way.
         """
-        name, sent = await self.hash(), list(tensors)
+        sent = list(tensors)
+        infos = [info for info, _ in sent]
+        if await self._takes_sums():
+            assert self._spread is not None
+            return Summed(sent=sent, shards=shards(infos, self._spread, self._kv_heads))
+        name = await self.hash()
         # Not in the event loop: hashing can take seconds for each gigabyte.
-        ranks = await asyncio.to_thread(self._shards.of, sent, await self.spread(), self._kv_heads, name)
-        return Expected(parameters=layouts([info for info, _ in sent]), ranks=ranks)
+        ranks = await asyncio.to_thread(self._checksums.of, sent, await self.spread(), self._kv_heads, name)
+        return Expected(parameters=layouts(infos), ranks=ranks)
 
-    async def verify(self, expected: Expected) -> Verification:
-        """Ask the engine for its checksums, and compare. Raises: EngineError when it cannot report them."""
-        verification = compare_ranks(expected, await self.checksums(), self._former)
-        if verification.ok:
-            self._former = expected
+    async def verify(self, expected: Expected | Summed) -> Verification:
+        """Ask the engine what it has, and compare. Raises: EngineError when it cannot say."""
+        if isinstance(expected, Summed):
+            verification = await self._verify_sums(expected)
         else:
+            verification = compare_ranks(expected, await self.checksums(), self._former)
+            if verification.ok:
+                self._former = expected
+        if not verification.ok:
             log.warning(
                 "engine_weights_differ",
                 mismatched=len(verification.mismatched),
@@ -137,10 +130,23 @@ class Verifier:
             )
         return verification
 
+    async def _takes_sums(self) -> bool:
+        if self._directory is None:
+            return False
+        info = await self._engine.server_info()
+        self._spread = info.spread
+        # SGLang gives loaders nothing where it has replicas of the model.
+        return SUMMER in info.custom_weight_loader and info.spread.data == 1
 
-def published(tensors: Sequence[TensorInfo], checksums: Mapping[str, str]) -> Expected:
-    """Return what an engine must report for a version with these tensors, according to its learner."""
-    return Expected(parameters=layouts(tensors), ranks=[checksums])
+    async def _verify_sums(self, expected: Summed) -> Verification:
+        assert self._directory is not None
+        await asyncio.to_thread(expected.write_places, self._directory)
+        reported = await self._engine.weight_sums(self._directory)
+        self.known = reported[0].sizes
+        verification = await asyncio.to_thread(compare_sums, expected, reported, self._former_sums)
+        if verification.ok:
+            self._former_sums = sums_by_name(expected, reported)
+        return verification
 
 
 def compare_ranks(expected: Expected, reported: Sequence[RankChecksums], former: Expected | None = None) -> Verification:
@@ -161,12 +167,7 @@ def compare_ranks(expected: Expected, reported: Sequence[RankChecksums], former:
                 unverified=one.unverified,
             )
         )
-    return Verification(
-        mismatched=[name for each in found for name in each.mismatched],
-        missing=[name for each in found for name in each.missing],
-        unsent=[name for each in found for name in each.unsent],
-        unverified=found[0].unverified,
-    )
+    return joined(found)
 
 
 def _whose(actual: RankChecksums, name: str, expected: Expected, former: Expected | None) -> str:
@@ -190,12 +191,7 @@ def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expecte
             unverified += parameter.tensors
         elif name in actual:
             mismatched += [name] if actual[name] != expected.get(name) else []
-        elif not _is_tied_head(name, expected):
+        elif name != HEAD or not tied_head(expected):
             missing += parameter.tensors
     unsent = [name for name in actual if name not in parameters]
     return Verification(mismatched=mismatched, missing=missing, unsent=unsent, unverified=unverified)
-
-
-def _is_tied_head(name: str, expected: Mapping[str, str]) -> bool:
-    """Return whether this output layer is the tied embedding: some checkpoints store it twice, the engine once."""
-    return name == HEAD and name in expected and expected[name] == expected.get(EMBEDDING)

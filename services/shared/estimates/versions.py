@@ -11,13 +11,12 @@ from gspo_services.shared.settings import Settings
 MIB: Final = 2.0**20
 COPY: Final = Span(1.0e9, 9.0e9)
 """Bytes a second from the learner's tensors into the host's memory: 0.11 CPU s a GB on a loaded machine."""
-HASH: Final = Span(0.8e9, 4.0e9)
-"""Bytes a second and core of the sums of tiles and of the engines' checksums: 0.26 CPU s a GB with XXH3, 0.6 with SGLang's
-hash on CUDA (docs/evidence/performance.md)."""
+HASH: Final = Span(2.0e9, 5.0e9)
+"""Bytes a second and core of the sums of tiles: 0.18 to 0.21 CPU s a GB (docs/evidence/performance.md)."""
 ENCODE: Final = Span(0.4e9, 2.0e9)
 """Bytes a second and core of comparing two versions and encoding what differs: 0.5 CPU s a GB at 1 % changed, 1.4 at 7 %."""
 CHECK: Final = Span(45 * MIB, 200 * MIB)
-"""Bytes a second and core of a rollout that applies a version and works out the engine's checksums."""
+"""Bytes a second and core of a rollout that applies a version, and of an engine without a GPU that sums its parameters."""
 NETWORK: Final = Span(0.4e9, 1.6e9)
 """Bytes a second that the learner sends to all rollouts."""
 WRITE_AND_LOAD: Final = Span(0.4e9, 1.5e9)

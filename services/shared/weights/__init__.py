@@ -24,7 +24,18 @@ from gspo_services.shared.weights.engine_parameters import (
     merge,
     parts_of,
 )
-from gspo_services.shared.weights.patches import INDICES, PATCHER, VALUES, answer_file, patch_file
+from gspo_services.shared.weights.patches import (
+    INDICES,
+    PATCHER,
+    SUMMER,
+    VALUES,
+    PlacedParameter,
+    Places,
+    answer_file,
+    patch_file,
+    places_file,
+    sums_file,
+)
 from gspo_services.shared.weights.served import (
     ServedError,
     reported_experts,
@@ -34,41 +45,27 @@ from gspo_services.shared.weights.served import (
 )
 from gspo_services.shared.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
 from gspo_services.shared.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
-from gspo_services.shared.weights.tiles import (
-    MIX_STEPS,
-    POSITION_FACTORS,
-    POSITION_ROTATIONS,
-    SEEDS,
-    TILE_WORDS,
-    WORD_BYTES,
-    TileSums,
-    Work,
-    sums_checksum,
-)
 
 __all__ = [
     "EMBEDDING",
     "HEAD",
     "INDICES",
-    "MIX_STEPS",
     "MODULES",
     "ONE_RANK",
     "PATCHER",
     "PEFT_PREFIX",
-    "POSITION_FACTORS",
-    "POSITION_ROTATIONS",
     "REPORTS_SLOTS",
-    "SEEDS",
     "SLOT",
-    "TILE_WORDS",
+    "SUMMER",
     "VALUES",
-    "WORD_BYTES",
     "Buffer",
     "ChunkServer",
     "Hash",
     "Layout",
     "Parameter",
     "Parts",
+    "PlacedParameter",
+    "Places",
     "ServedError",
     "Shard",
     "ShardBytes",
@@ -77,8 +74,6 @@ __all__ = [
     "Spread",
     "SpreadError",
     "StoredParts",
-    "TileSums",
-    "Work",
     "answer_file",
     "checksums_of",
     "compress",
@@ -91,6 +86,7 @@ __all__ = [
     "parts_of",
     "patch_file",
     "peft_config",
+    "places_file",
     "reported_experts",
     "require_matrices",
     "require_servable",
@@ -101,6 +97,6 @@ __all__ = [
     "slot_checksums",
     "slot_name",
     "spread_of",
-    "sums_checksum",
+    "sums_file",
     "xxh3_checksum",
 ]

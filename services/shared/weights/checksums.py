@@ -1,9 +1,8 @@
 """The hashes behind the checksums of an engine's parameters.
 
-They are those of SGLang 0.5.23 (``sglang.srt.managers.mm_utils.tensor_hash``) and of
-``gspo_services.shared.sglang_cpu``. The learner
-computes the checksums that an engine must report for each version; the rollout compares them with the engine's after every
-update. SGLang's hash on CUDA is in ``tiles``; our plug-in for SGLang on a CPU uses XXH3.
+They are those of SGLang 0.5.23 (``sglang.srt.managers.mm_utils.tensor_hash``) and of ``gspo_services.shared.sglang_cpu``. A
+rollout compares them where an engine cannot sum its parameters, and a learner computes those of the model below adapters.
+SGLang's hash on CUDA is in ``tiles``; our plug-in for SGLang on a CPU uses XXH3.
 """
 
 import hashlib

@@ -11,8 +11,7 @@ dimension, so they are concatenations of bytes:
     embed_tokens, lm_head            padded with zero rows to a multiple of 64
     everything else                  as it is, under its own name
 
-The hashes are in ``checksums``. The learner computes the checksums that an engine must report for each version that it
-publishes; a rollout computes them where the learner had not yet been asked for its engine's hash.
+The hashes are in ``checksums``.
 """
 
 import os

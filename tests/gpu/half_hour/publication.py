@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import torch
 
-from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_protocol.digests import sums_digest
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
+from gspo_services.shared.torch_tiles import tile_sums
 
 T = TypeVar("T")
 
@@ -30,13 +31,11 @@ def main() -> None:
     copy_s, second = _snapshot(2, weights)
     found = {"gb": round(second.manifest.num_bytes / 1e9, 2), "snapshot_s": round(copy_s, 2)}
     found["delta_s"], _ = _timed(lambda: encode_delta(first, second))
-    checksums = {}
-    for name, device in (("host", None), ("device", torch.device("cuda"))):
-        known = PublishedChecksums(["cuda"], device=device)
-        found[f"{name}_first_s"], _ = _timed(lambda known=known: known.renew(None, first))  # type: ignore[misc]
-        found[f"{name}_next_s"], _ = _timed(lambda known=known: known.renew(first, second))  # type: ignore[misc]
-        checksums[name] = known.known(second.manifest.digest, "cuda")
-    assert checksums["host"] == checksums["device"]
+    tensors = list(weights.values())
+    found["device_sums_s"], _ = _timed(lambda: [tile_sums(tensor)[1] for tensor in tensors][-1].cpu())
+    for (name, tensor), info in zip(weights.items(), second.manifest.tensors, strict=True):
+        digest = sums_digest(tile_sums(tensor)[1].cpu().numpy().view("u8"), tensor.nbytes)
+        assert (info.name, info.digest) == (name, digest)
     print(json.dumps(found))
 
 

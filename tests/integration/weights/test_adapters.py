@@ -239,7 +239,7 @@ async def refused(learnt: Learnt, directory: Path, snapshot: Snapshot, *, base: 
     with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the conversation is what is tested
         async with following(learnt, directory) as follow:
             if base is not None:
-                follow.served.checksums.keep_base(PublishedBase(copy_weights(base.items())))
+                follow.served.server.keep_base(PublishedBase(copy_weights(base.items())))
             follow.publish(snapshot)
             async with asyncio.timeout(PATIENCE_S):
                 await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""What a rollout checks and loads of its own copy: the learner's checksums, patches in place of files, a second start."""
+"""What a rollout checks and loads of its own copy: the engine's sums, patches in place of files, a second start."""
 
 import shutil
 from pathlib import Path
@@ -8,63 +8,44 @@ import pytest
 
 from gspo_services.rollout.weights.loader import MAX_FAILED_PATCHES
 from gspo_services.rollout.weights.replica import Replica
-from gspo_services.rollout.weights.verify import Expected, Verifier
-from gspo_services.shared.weights import PATCHER
+from gspo_services.shared.weights import PATCHER, SUMMER
 from tests.support.engines.following import Following, following
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import in_background, zmq_context
 
 
-async def test_the_learner_computes_the_checksums_after_it_was_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[str] = []
-    expect = Verifier.expect
-
-    async def counted(self: Verifier, tensors: Any) -> Expected:
-        computed.append("here")
-        return await expect(self, tensors)
-
-    monkeypatch.setattr(Verifier, "expect", counted)
+async def test_an_engine_that_sums_its_parameters_is_asked_for_nothing_else(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
+        follow.engine.abilities = [SUMMER]
         follow.publish(1)
         await follow.changed()
-        assert computed == ["here"]
         for version in (2, 3):
-            follow.step(version, "model.norm.weight", computes=True)
+            follow.step(version, "model.norm.weight")
             await follow.changed()
             assert follow.sync.policy_version == version
             assert follow.holds_newest()
-        assert computed == ["here"]
+        assert (follow.engine.num_sums, follow.engine.num_checksums) == (3, 0)
 
 
-async def test_an_engine_that_differs_from_what_the_learner_says_does_not_serve(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ability", [SUMMER, "another"])
+async def test_an_engine_that_differs_from_what_was_sent_does_not_serve(tmp_path: Path, ability: str) -> None:
+    def spoil(loaded: dict[str, Any]) -> None:
+        follow.engine.damage = lambda _: None
+        info, data = loaded["model.norm.weight"]
+        loaded["model.norm.weight"] = (info, bytes([data[0] ^ 1, *data[1:]]))
+
     async with following(tmp_path) as follow:
+        follow.engine.abilities = [ability]
         follow.publish(1)
         await follow.changed()
-        follow.served.checksums.known("", "cpu")
-        lie = {"model.norm.weight": "0" * 16}
-        known = follow.served.checksums.known
-        follow.served.checksums.known = lambda *of: {**known(*of), **lie}  # type: ignore[method-assign]
-        follow.step(2, "model.embed_tokens.weight", computes=True)
+        follow.engine.damage = spoil
+        follow.step(2, "model.embed_tokens.weight")
         await follow.changed()
         assert follow.sync.policy_version == 0
         assert "mismatched ['model.norm.weight']" in follow.sync.quarantined
         assert not follow.sync.may_generate.is_set()
-        lie.clear()
         await follow.changed()
         assert (follow.sync.policy_version, follow.holds_newest()) == (2, True)
-
-
-async def test_a_version_whose_checksums_lack_a_parameter_is_not_served(tmp_path: Path) -> None:
-    async with following(tmp_path) as follow:
-        follow.publish(1)
-        await follow.changed()
-        follow.served.checksums.known = lambda *_: {"model.norm.weight": "0" * 16}  # type: ignore[method-assign]
-        follow.step(2, "model.embed_tokens.weight")
-        await follow.changed()
-        assert follow.sync.policy_version == 0
-        assert "model.embed_tokens.weight" in follow.sync.quarantined
 
 
 # --- engines that patch their parameters --------------------------------------------------------------------------------
@@ -120,7 +101,7 @@ async def test_a_patch_that_fails_is_followed_by_a_full_load_in_the_same_pause(t
         loaded["model.embed_tokens.weight"] = (info, bytes([data[0] ^ 1, *data[1:]]))
 
     async with following(tmp_path) as follow:
-        follow.engine.abilities = [PATCHER]
+        follow.engine.abilities = [PATCHER, SUMMER]
         follow.publish(1)
         await follow.changed()
         if fault == "refused":

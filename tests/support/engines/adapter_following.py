@@ -98,7 +98,7 @@ class Following:
     def __init__(self, context: Any, learnt: Learnt, engine: Engine, directory: Path, plan: AdapterPlan) -> None:
         self.learnt, self.engine = learnt, engine
         self.served = Served(context)
-        self.served.checksums.keep_base(PublishedBase(copy_weights(tensors_of(learnt.base).items())))
+        self.served.server.keep_base(PublishedBase(copy_weights(tensors_of(learnt.base).items())))
         self._reports: asyncio.Queue[Loaded] = asyncio.Queue()
         self.served.server.on_loaded = self._note  # type: ignore[method-assign]
         self.registry = CollectorRegistry()

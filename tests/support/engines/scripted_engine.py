@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 from safetensors import deserialize
 
 from gspo_protocol.messages import TensorInfo, VersionRun
-from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
+from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY, RankSums
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.engine_adapters import Adapter
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from gspo_services.rollout.sglang.server_info import RankChecksums, ServerInfo
+from gspo_services.shared.sglang_sums import sum_parameters
 from gspo_services.shared.weights.checksums import Checksum, sha256_checksum
 from gspo_services.shared.weights.engine_parameters import merge
-from gspo_services.shared.weights.patches import patch_file
+from gspo_services.shared.weights.patches import patch_file, sums_file
 
 Loaded = tuple[TensorInfo, bytes]
 KINDS = {"I32": "<i4", "I64": "<i8", "U16": "<u2", "U32": "<u4"}
@@ -82,6 +84,7 @@ class ScriptedEngine:
         self.checksum: Checksum = sha256_checksum
         self.num_checksums = 0
         """How often it was asked for them."""
+        self.num_sums = 0
         self.ranks: list[dict[str, str]] = []
         """The checksums of each rank of a server that shares a model; none: of one rank, by what was loaded."""
         self.said_version: int | None = None
@@ -205,6 +208,17 @@ class ScriptedEngine:
             return [RankChecksums(checksums=each, rank=rank) for rank, each in enumerate(self.ranks)]
         made = {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
         return [RankChecksums(checksums=made)]
+
+    async def weight_sums(self, path: Path) -> list[RankSums]:
+        """By the loader of real servers, on what it has loaded."""
+        assert WEIGHTS_MEMORY not in self.released
+        self.num_sums += 1
+        state = {
+            name: torch.frombuffer(bytearray(b"".join(parameter.parts)), dtype=torch.uint8)
+            for name, parameter in merge(self.loaded.values()).items()
+        }
+        sizes = sum_parameters(state, path)
+        return [RankSums(sizes=sizes, sums=np.frombuffer((path / sums_file(0)).read_bytes(), dtype="<u8"))]
 
     async def server_info(self) -> ServerInfo:
         loaders = [*(self.info.custom_weight_loader or ()), *self.abilities]

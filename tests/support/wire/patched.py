@@ -36,7 +36,6 @@ class Patched:
     ) -> None:
         self._kv_heads = kv_heads
         self.served = Served(context)
-        self.served.checksums.known("", "xxh3")
         self._context = context
         self._engine = engine
         self._directory = directory
@@ -70,7 +69,6 @@ class Patched:
         if newest is not None:
             self.weights = {name: self._stepped(tensor) for name, tensor in self.weights.items()}
         snapshot = snapshot_of(version, self.weights.items())
-        self.served.checksums.renew(newest, snapshot)
         self.served.store.add(snapshot, None if newest is None else encode_delta(newest, snapshot))
 
     def _stepped(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 
 from gspo_protocol.channels import WEIGHTS
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights.checksums import PublishedChecksums
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from gspo_services.learner.weights.weight_server import WeightServer
@@ -62,8 +61,7 @@ class Served:
         self.authenticator = Authenticator(context, security, MonotonicClock(), metrics.authenticator_counters)
         self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
         self.endpoint = self.channel.endpoint
-        self.checksums = PublishedChecksums()
-        self.server = WeightServer(self.channel, self.store, metrics, checksums=self.checksums)
+        self.server = WeightServer(self.channel, self.store, metrics)
 
     def count(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(f"gspo_learner_{name}_total", labels)

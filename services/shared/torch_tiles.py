@@ -1,4 +1,4 @@
-"""Sums of tiles (``gspo_protocol.tiles``) on any device, of any part of a tensor."""
+"""Sums of tiles (``gspo_protocol.tiles``) on any device, of any part of a tensor: at the learner, and in an engine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gspo_protocol.tiles import HALF_FACTORS, TILE_BYTES, TILE_WORDS, WORD_FACTORS
+from gspo_protocol.tiles import HALF_FACTORS, TILE_BYTES, TILE_WORDS, WORD_FACTORS, num_tiles
 
 _WORD_BYTES: Final = 8
 _HOST_TILES: Final = 32
 """So many are summed at a time on a CPU: they stay in a core's cache."""
 _DEVICE_TILES: Final = 4096
 """On a GPU: 128 MiB, and twice that of temporary memory."""
+_WIDENED_BYTES: Final = {"cpu": 1024 * 1024}
+"""Of a rectangle, as much is widened to whole rows at a time; on a GPU 64 MiB."""
 
 
 def tile_sums(values: Tensor, start_byte: int = 0) -> tuple[int, Tensor]:
@@ -36,6 +38,30 @@ def tile_sums(values: Tensor, start_byte: int = 0) -> tuple[int, Tensor]:
     if ahead + whole < len(data):
         found.append(_padded(data[ahead + whole :], 0))
     return first, torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=data.device)
+
+
+def rectangle_sums(data: Tensor, row_bytes: int, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+    """Sum a rectangle of a tensor: int64 [the tiles from that of its first row to that of its last].
+
+    Args:
+        data: uint8 [rows x columns of the rectangle], contiguous.
+        row_bytes: of the whole tensor.
+        rows: the first row of the rectangle, and the one after its last.
+        columns: the same in bytes of a row.
+    """
+    if columns == (0, row_bytes):
+        return tile_sums(data, rows[0] * row_bytes)[1]
+    begin = rows[0] * row_bytes // TILE_BYTES
+    found = torch.zeros(num_tiles(rows[1] * row_bytes) - begin, dtype=torch.int64, device=data.device)
+    table = data.view(rows[1] - rows[0], columns[1] - columns[0])
+    step = max(1, _WIDENED_BYTES.get(data.device.type, 64 * 1024 * 1024) // row_bytes)
+    for first in range(0, len(table), step):
+        part = table[first : first + step]
+        widened = torch.zeros(len(part), row_bytes, dtype=torch.uint8, device=data.device)
+        widened[:, columns[0] : columns[1]] = part
+        tile, sums = tile_sums(widened, (rows[0] + first) * row_bytes)
+        found[tile - begin : tile - begin + len(sums)] += sums
+    return found
 
 
 def _padded(data: Tensor, lead: int) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gspo_protocol.tiles import TILE_BYTES
 from gspo_protocol.tiles import tile_sums as by_definition
-from gspo_services.learner.weights.tile_sums import tile_sums
+from gspo_services.shared.torch_tiles import rectangle_sums, tile_sums
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:
@@ -36,4 +36,20 @@ def test_parts_add_up_to_the_whole(number: int, cuts: list[int], seed: int) -> N
     for begin, end in pairwise(ends):
         first, sums = tile_sums(values[begin:end], 2 * begin)
         found[first : first + len(sums)] += sums
+    assert np.array_equal(found.numpy().view(np.uint64), expected)
+
+
+@given(st.integers(1, 40), st.integers(1, 40_000), st.data())
+def test_rectangles_add_up_to_the_whole(rows: int, row_bytes: int, data: st.DataObject) -> None:
+    whole = torch.from_numpy(np.random.default_rng(rows).integers(0, 256, (rows, row_bytes), dtype=np.uint8))
+    row, column = data.draw(st.integers(0, rows)), data.draw(st.integers(0, row_bytes))
+    expected = by_definition(whole.numpy().tobytes())
+    found = torch.zeros(len(expected), dtype=torch.int64)
+    for first, last in ((0, row), (row, rows)):
+        for left, right in ((0, column), (column, row_bytes)):
+            if first < last and left < right:
+                part = whole[first:last, left:right].contiguous().view(-1)
+                sums = rectangle_sums(part, row_bytes, (first, last), (left, right))
+                begin = first * row_bytes // TILE_BYTES
+                found[begin : begin + len(sums)] += sums
     assert np.array_equal(found.numpy().view(np.uint64), expected)

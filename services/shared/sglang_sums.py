@@ -1,0 +1,71 @@
+"""Sums the live parameters of an SGLang server by tiles of the version's tensors: a loader that loads nothing.
+
+So an engine on any device is compared with what the learner published, each rank by the part that it has: sums of parts add
+up (``gspo_protocol.tiles``). SGLang's own /weights_checker hashes parameters as SGLang merges and cuts them, which nobody
+can know who has not all of their bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from gspo_protocol.tiles import TILE_BYTES
+from gspo_services.shared.sglang_patching import answered
+from gspo_services.shared.torch_tiles import rectangle_sums, tile_sums
+from gspo_services.shared.weights import PlacedParameter, Places, places_file, sums_file
+
+
+def report(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Sum ``model`` as the files in the directory that the one tensor names say. Each tensor rank answers for itself."""
+    from sglang.srt.utils.weight_checker import _is_skip_weight_check
+
+    def sizes(directory: Path, rank: int) -> dict[str, Any]:
+        state = {
+            name: tensor
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if not _is_skip_weight_check(name, tensor)
+        }
+        return {"sizes": sum_parameters(state, directory, rank)}
+
+    answered(named_tensors, sizes)
+
+
+def sum_parameters(state: dict[str, torch.Tensor], directory: Path, rank: int = 0) -> dict[str, int]:
+    """Write the sums of the parameters that this rank's file in ``directory`` places, in its order, where they are as large
+    as it says. Returns the bytes of each parameter. Raises: OSError, MsgspecError.
+    """
+    sizes = {name: tensor.nbytes for name, tensor in state.items()}
+    placed = msgspec.msgpack.decode((directory / places_file(rank)).read_bytes(), type=Places)
+    with torch.no_grad():
+        sums = [
+            each
+            for name, parameter in placed.items()
+            if sizes.get(name) == parameter.num_bytes
+            for each in _sums(state[name].detach().contiguous().view(-1).view(torch.uint8), parameter)
+        ]
+        # One transfer, and the host waits once.
+        row = torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
+    (directory / sums_file(rank)).write_bytes(row.cpu().numpy().astype("<i8", copy=False).tobytes())
+    return sizes
+
+
+def _sums(data: torch.Tensor, parameter: PlacedParameter) -> Iterator[torch.Tensor]:
+    begin = 0
+    for rectangle, alike in groupby(parameter.rectangles):
+        row_bytes, first, last, left, right = rectangle
+        number, size = len(list(alike)), (last - first) * (right - left)
+        if first * row_bytes % TILE_BYTES == 0 == (last - first) * row_bytes % TILE_BYTES:
+            # Hundreds of experts are one rectangle, and on a GPU a few kernels.
+            rows, times = (first, first + number * (last - first)), 1
+        else:
+            rows, times = (first, last), number
+        for _ in range(times if size else 0):
+            end = begin + size * number // times
+            yield rectangle_sums(data[begin:end], row_bytes, rows, (left, right))
+            begin = end
+    if begin < len(data):
+        yield tile_sums(data[begin:])[1]
