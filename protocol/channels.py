@@ -63,7 +63,15 @@ BATCH = ChannelSpec(
     window=16,
     resend_s=3.0,
 )
-WEIGHTS = ChannelSpec(name="weights", binds="learner", connects=("rollout",), high_water_mark=64, window=16, resend_s=3.0)
+WEIGHTS = ChannelSpec(
+    name="weights",
+    binds="learner",
+    # Rank 0 asks the other ranks for their parts.
+    connects=("rollout", "learner"),
+    high_water_mark=64,
+    window=16,
+    resend_s=3.0,
+)
 PEER_WEIGHTS = ChannelSpec(
     name="peer-weights", binds="rollout", connects=("rollout",), high_water_mark=64, window=16, resend_s=3.0
 )

@@ -20,7 +20,7 @@ so each is compressed by itself (gspo_services.shared.weights.compression), in t
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,17 +72,16 @@ class Changes:
         return sum(stream.nbytes for stream in self.streams)
 
 
-def regions(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> Iterator[Region]:
-    """Cut the tensors with these indices (ascending) into regions: adjacent tensors of one element size share one."""
-    runs: list[tuple[int, int, int]] = []
-    for index in changed:
-        tensor = tensors[index]
-        size = ITEM_BYTES[tensor.dtype]
-        if runs and runs[-1][1] == tensor.offset and runs[-1][2] == size:
-            runs[-1] = (runs[-1][0], tensor.offset + tensor.num_bytes, size)
-        elif tensor.num_bytes:
-            runs.append((tensor.offset, tensor.offset + tensor.num_bytes, size))
+def regions(runs: Iterable[tuple[int, int, int]]) -> Iterator[Region]:
+    """Cut runs of bytes into regions. A run: its first byte in the version, the one after its last, the bytes of an element.
+    Runs that follow each other, with elements of one size, are one."""
+    joined: list[tuple[int, int, int]] = []
     for begin, end, size in runs:
+        if joined and joined[-1][1] == begin and joined[-1][2] == size:
+            joined[-1] = (joined[-1][0], end, size)
+        elif begin < end:
+            joined.append((begin, end, size))
+    for begin, end, size in joined:
         step = MAX_DELTA_BUCKET_ELEMENTS * size
         for offset in range(begin, end, step):
             yield Region(offset=offset, num_elements=(min(offset + step, end) - offset) // size, item_bytes=size)

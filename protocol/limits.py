@@ -72,6 +72,8 @@ MAX_DELTA_BUCKETS: Final = 262_144
 """Buckets of one delta: as many as a manifest has room for; 2 TiB of weights."""
 MAX_SOURCES: Final = 16
 """Rollouts that a manifest names as sources of the same bytes."""
+MAX_WEIGHT_PARTS: Final = 4096
+"""Parts of one version: ranks of a learner."""
 MAX_PROBE_TOKENS: Final = 256
 """Tokens of the sequence whose log-probs show whether an engine applies an adapter."""
 MAX_METRICS: Final = 4096

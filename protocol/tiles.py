@@ -42,20 +42,32 @@ def num_tiles(num_bytes: int) -> int:
     return -(-num_bytes // TILE_BYTES)
 
 
-def tile_sums(data: bytes | bytearray | memoryview) -> Sums:
-    """Compute the sums of a tensor's tiles: uint64 [number of tiles]."""
+def tile_sums(data: bytes | bytearray | memoryview, lead: int = 0) -> Sums:
+    """Compute the sums of the tiles of a tensor, or of a part of one: uint64 [tiles that it touches].
+
+    ``lead``: bytes of the first tile that come before the part, below TILE_BYTES.
+    """
     raw = np.frombuffer(data, dtype=np.uint8)
-    sums = np.empty(num_tiles(len(raw)), dtype=np.uint64)
+    ahead = min(len(raw), TILE_BYTES - lead) if lead else 0
+    sums = np.empty(num_tiles(lead + len(raw)) if len(raw) else 0, dtype=np.uint64)
+    if ahead:
+        sums[:1] = _padded(raw[:ahead], lead)
+    raw, rest = raw[ahead:], sums[bool(ahead) :]
     whole = len(raw) // TILE_BYTES
     words = raw[: whole * TILE_BYTES].view("<u8").reshape(whole, TILE_WORDS)
     for first in range(0, whole, _STEP_TILES):
         step = words[first : first + _STEP_TILES]
-        sums[first : first + len(step)] = _sums(step)
-    if whole < len(sums):
-        last = np.zeros(TILE_BYTES, dtype=np.uint8)
-        last[: len(raw) - whole * TILE_BYTES] = raw[whole * TILE_BYTES :]
-        sums[whole:] = _sums(last.view("<u8").reshape(1, TILE_WORDS))
+        rest[first : first + len(step)] = _sums(step)
+    if whole < len(rest):
+        rest[whole:] = _padded(raw[whole * TILE_BYTES :], 0)
     return sums
+
+
+def _padded(raw: np.ndarray[Any, np.dtype[np.uint8]], lead: int) -> Sums:
+    """uint64 [1], of a part of one tile."""
+    tile = np.zeros(TILE_BYTES, dtype=np.uint8)
+    tile[lead : lead + len(raw)] = raw
+    return _sums(tile.view("<u8").reshape(1, TILE_WORDS))
 
 
 def _sums(words: Sums) -> Sums:

@@ -66,24 +66,43 @@ def served_parameters(
     """
     layout = layout or ServingLayout(model)
     adapters = adapted_weights(model) if with_adapters else {}
+    for name, value in served_values(model):
+        yield from served_parameter(name, value, layout, adapters.get(name), gathered=gathered, emit=emit, dtype=dtype)
+
+
+def served_values(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter and persistent buffer under the name that it has without adapters; tied ones once, the adapters'
+    own matrices not."""
     visited: set[int] = set()
     for own_name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in visited or is_lora(own_name):
-            continue
-        visited.add(id(value))
-        name = plain_name(own_name)
-        with ExitStack() as held:
-            found = held.enter_context(gathered(value))
-            change = _gathered_adapter(adapters.get(name), gathered, held)
-            if not emit:
-                continue
-            assert found is not None, f"{name} was not gathered on a rank that emits"
-            whole = found.detach()
-            if change is not None:
-                whole = merged(whole, *change).to(whole.dtype if dtype is None else dtype)
-            elif dtype is not None and whole.is_floating_point():
-                whole = whole.to(dtype)
-            yield from layout.served(name, whole)
+        if id(value) not in visited and not is_lora(own_name):
+            visited.add(id(value))
+            yield plain_name(own_name), value
+
+
+def served_parameter(
+    name: str,
+    value: Tensor,
+    layout: ServingLayout,
+    adapted: AdaptedWeight | None = None,
+    *,
+    gathered: Gathered,
+    emit: bool,
+    dtype: torch.dtype | None,
+) -> Iterator[ServedParameter]:
+    """Yield what is served of one parameter, with its adapter. See ``served_parameters``."""
+    with ExitStack() as held:
+        found = held.enter_context(gathered(value))
+        change = _gathered_adapter(adapted, gathered, held)
+        if not emit:
+            return
+        assert found is not None, f"{name} was not gathered on a rank that emits"
+        whole = found.detach()
+        if change is not None:
+            whole = merged(whole, *change).to(whole.dtype if dtype is None else dtype)
+        elif dtype is not None and whole.is_floating_point():
+            whole = whole.to(dtype)
+        yield from layout.served(name, whole)
 
 
 def lora_weights(model: Any, *, gathered: Gathered, emit: bool = True) -> Iterator[tuple[str, Tensor]]:

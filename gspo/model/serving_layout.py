@@ -89,15 +89,18 @@ class ServingLayout:
         for serving_name, tensor in serving_tensors(self._model, name, whole):
             yield ServedParameter.alone(serving_name, tensor.contiguous())
 
-    def places(self, name: str, shape: Sequence[int]) -> list[ServedPart]:
-        """Return where the serving tensors of the parameter ``name`` with this shape are in it, without its values.
+    def places(self, name: str, shape: Sequence[int]) -> list[ServedPart] | None:
+        """Return where the serving tensors of the parameter ``name`` with this shape are in it, without its values; None when
+        one of them is not a range of it.
 
-        Raises: ValueError when one of them is not a range of it.
+        Raises: ValueError when another parameter is served under the same name.
         """
-        found = self._parts[name] if name in self._parts else self._find(name, torch.empty(tuple(shape), device="meta"))
-        if found is None:
-            raise ValueError(f"{name} is not served as ranges of it")
-        return found
+        if name not in self._parts:
+            found = self._find(name, torch.empty(tuple(shape), device="meta"))
+            if found is not None:
+                self._claim(name, [part.name for part in found])
+            return found
+        return self._parts[name]
 
     def _claim(self, name: str, serving_names: Sequence[str]) -> None:
         for serving_name in serving_names:
@@ -124,7 +127,15 @@ class ServingLayout:
                 return None
             part_shape = (*part.shape[:-1], length) if whole.dim() > 1 else tuple(part.shape)
             found.append(ServedPart(serving_name, part_shape, first // shown * length))
-        return found
+        return found if whole.dim() < 2 or self._keeps_columns(name, whole.shape) else None
+
+    def _keeps_columns(self, name: str, shape: Sequence[int]) -> bool:
+        """Convert numbers in the column's place, which take no memory: only the first two columns were seen."""
+        columns = torch.arange(shape[-1])
+        return all(
+            not part.numel() or torch.equal(part[(0,) * (part.dim() - 1)], columns)
+            for _, part in serving_tensors(self._model, name, columns.expand(*shape))
+        )
 
 
 def _verified(parts: list[ServedPart] | None, whole: Tensor, own: Sequence[tuple[str, Tensor]]) -> list[ServedPart] | None:

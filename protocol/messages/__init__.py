@@ -47,10 +47,13 @@ from gspo_protocol.messages.weights import (
     Loaded,
     Manifest,
     ManifestRequest,
+    PartReady,
+    PartRequest,
     Source,
     TensorInfo,
     WeightChunk,
     WeightGone,
+    WeightPart,
     WeightRequest,
 )
 from gspo_protocol.messages.work import (
@@ -76,6 +79,7 @@ AnyMessage = (
     | BatchRequest | BatchPending | Batch | BatchPartRequest | BatchPart | SkipBatch | EndOfRun | Evaluated
     | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
+    | PartRequest | PartReady
     | StatusRequest | Status | StopRequest | RequeueRequest
 )  # fmt: skip
 SEQUENCED = (Chunk, Chunks, Journal, Finish, Graded, Release, Published, Trained, BatchFailed, Checkpointed)
@@ -128,6 +132,8 @@ __all__ = [
     "Message",
     "Name",
     "NoLease",
+    "PartReady",
+    "PartRequest",
     "Plain",
     "Published",
     "Pulse",
@@ -152,6 +158,7 @@ __all__ = [
     "VersionScore",
     "WeightChunk",
     "WeightGone",
+    "WeightPart",
     "WeightRequest",
     "Welcome",
 ]

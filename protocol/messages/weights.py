@@ -58,6 +58,16 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     key: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
 
 
+class WeightPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A part of a manifest's bytes, which one rank of the learner has. It follows the part before it."""
+
+    num_bytes: Count
+    endpoint: Annotated[str, Meta(max_length=1024)] = ""
+    """Where it is served, in chunks of its own; empty: where the manifest came from."""
+    spans: Annotated[list[tuple[Count, Count]], Meta(max_length=limits.MAX_TENSORS)] = []
+    """Of a snapshot: the bytes of the version that it has, each with its offset and length, in its order."""
+
+
 class AdapterInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What a version is that consists of an adapter (LoRA) alone: matrices A and B of weights W that become W + alpha / rank
     * B A. The model below it is not sent."""
@@ -118,6 +128,8 @@ class Manifest(Message, frozen=True, tag="manifest"):
     """Of an adapter: of the model below it, by the hash that was asked for; empty: not computed yet, ask again."""
     adapter: AdapterInfo | None = None
     """None: the version has all weights."""
+    parts: Annotated[list[WeightPart], Meta(max_length=limits.MAX_WEIGHT_PARTS)] = []
+    """Together all bytes; those of a delta follow one another in it. None: there is one part, here."""
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):
@@ -130,6 +142,8 @@ class WeightRequest(Message, frozen=True, tag="weight_request"):
     first_chunk: Count
     num_chunks: Annotated[int, Meta(ge=1, le=64)]
     base_version: Version = 0
+    part: Count = 0
+    """Of which part of the manifest; 0: of what this end has of its own, all or one part. Rank 0 passes the others on."""
 
 
 class WeightChunk(Message, frozen=True, tag="weight_chunk"):
@@ -140,6 +154,7 @@ class WeightChunk(Message, frozen=True, tag="weight_chunk"):
     policy_version: Version
     chunk: Count
     base_version: Version = 0
+    part: Count = 0
 
 
 class WeightGone(Message, frozen=True, tag="weight_gone"):
@@ -147,6 +162,26 @@ class WeightGone(Message, frozen=True, tag="weight_gone"):
 
     policy_version: Version
     newest_version: Version
+
+
+class PartRequest(Message, frozen=True, tag="part_request"):
+    """Rank 0 of a learner -> another rank: say what its part of a version is, once it can be fetched."""
+
+    policy_version: Version
+
+
+class PartReady(Message, frozen=True, tag="part_ready"):
+    """A rank of a learner -> rank 0: its part of a version can be fetched, and its part of a delta."""
+
+    LARGE_HEADER: ClassVar[bool] = True
+    ARRAYS: ClassVar[dict[str, str]] = {"spans": "int64", "sums": "int64", "digests": "uint8"}
+    """``spans`` [any, 2]: offset and length of each range of the version that it has, in its order. ``sums``: of the tiles
+    that each range touches (the bits of unsigned numbers). ``digests`` [buckets, 16]: of the changes of each bucket."""
+
+    policy_version: Version
+    base_version: Version
+    """Of the delta; 0: there is none."""
+    buckets: Annotated[list[DeltaBucket], Meta(max_length=limits.MAX_DELTA_BUCKETS)] = []
 
 
 class Loaded(Message, frozen=True, tag="loaded"):

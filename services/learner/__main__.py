@@ -116,12 +116,12 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import, so check the configuration first.
     import torch
 
-    from gspo_services.learner.broker import BrokerPort, NoBroker
+    from gspo_services.learner.broker import BrokerThread, RankThread
     from gspo_services.learner.checkpoints import CheckpointScrub
     from gspo_services.learner.engine import ColocatedDevice, LearnerEngine, init_distributed
     from gspo_services.learner.lost_rank import lost_ranks_named
     from gspo_services.learner.metrics import LearnerMetrics
-    from gspo_services.learner.opening import broker_thread
+    from gspo_services.learner.opening import broker_thread, introduce
     from gspo_services.learner.profiling import profiled
     from gspo_services.learner.service import LearnerService
 
@@ -149,10 +149,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0"
         else nullcontext()
     )
-    broker: AbstractContextManager[BrokerPort] = (
+    broker: AbstractContextManager[BrokerThread | RankThread] = (
         broker_thread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
         if rank == 0
-        else nullcontext(NoBroker())
+        else RankThread(settings, clock=clock, metrics=metrics, rank=rank, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     )
     device = None
     if settings.run.colocate:
@@ -172,6 +172,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
+        introduce(engine, opened, settings.learner.advertised_weights_endpoint)
         if device is not None:
             # DeepSpeed collects garbage whenever the states leave. What exists by now stays for good, and is not looked at.
             gc.freeze()

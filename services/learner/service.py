@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+import numpy as np
 import structlog
 import torch
 
@@ -33,7 +34,7 @@ from gspo_services.learner.scheduled import scheduled_objective
 from gspo_services.learner.share import share, stop_anywhere
 from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import TrainBatch, train_batch
-from gspo_services.learner.weights import DTYPES, VersionCopies
+from gspo_services.learner.weights import DTYPES, VersionCopies, WeightCopy
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.telemetry import Health
@@ -89,7 +90,7 @@ class LearnerService:
         self._health = health
         self._metrics = metrics
         self._stop = stop
-        self._copies = VersionCopies(engine, settings, has_copies=engine.rank == 0)
+        self._copies = VersionCopies(engine, settings, rank=engine.rank)
         self._next_batch = 0
         self._policy_version = 0
         """The weights' version; 0 while older batches are trained again, whose weights have none."""
@@ -274,12 +275,15 @@ class LearnerService:
         with self._profile.phase("export"):
             copied = self._copies.copy()
         with self._profile.phase("publish"):
-            number = 0 if copied is None else self._versions.number(copied, self._next_batch)
+            digest = self._digest(copied)
+            leads = self._engine.rank == 0
+            number = self._versions.number(digest, self._next_batch) if leads else 0
             # Every rank uses it to name checkpoints.
             number = int(self._engine.broadcast(torch.tensor([number], dtype=torch.int64))[0])
             self._policy_version = number
-            if copied is not None:
+            if leads:
                 self._versions.reserve(number, self._next_batch)
+            if copied is not None:
                 self._broker.publish(
                     Publication(
                         policy_version=number,
@@ -288,9 +292,22 @@ class LearnerService:
                         vocabulary=self._engine.vocabulary,
                         note_digest=partial(self._versions.note_digest, number),
                         experts=self._engine.model_experts,
+                        is_part=self._copies.are_parts and self._engine.world_size > 1,
+                        digest=digest,
                     )
                 )
         self._health.progress()
+
+    def _digest(self, copied: WeightCopy | None) -> str:
+        """The version's digest on rank 0, if its number depends on it or the broker wants it; else empty. Collective."""
+        wanted = self._broker.wants_digests or self._versions.needs_digest(self._next_batch)
+        if copied is None or not self._copies.are_parts or self._engine.world_size == 1:
+            return copied.digest() if wanted and copied is not None else ""
+        if not int(self._engine.broadcast(torch.tensor([int(wanted)], dtype=torch.int64))[0]):
+            return ""
+        # Sums of ranks add up, and wrap.
+        row = self._engine.sum_over_ranks(torch.from_numpy(copied.row().view(np.int64)))
+        return copied.layout.digest(row.cpu().numpy().view(np.uint64)) if self._engine.rank == 0 else ""
 
     def _checkpoint(self) -> None:
         """Begin to save, after any checkpoint that is being saved. Training waits only for the copy. Collective."""

@@ -69,7 +69,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         versions = Versions(settings.run.directory / "checkpoints", uuid.uuid4().hex)
         versions.begin(welcome)
         weights = copy_parameters(served_parameters(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype]))
-        version = versions.number(weights, 0)
+        version = versions.number(weights.digest() if versions.needs_digest(0) else "", 0)
         versions.reserve(version, 0)
         broker.publish(
             Publication(

@@ -19,6 +19,7 @@ from gspo_services.shared.settings import Settings
 
 MOST_TRIED: Final = 2000
 LAST_PORT: Final = 65535
+_WEIGHTS: Final = "learner.weights_endpoint"
 _LOOPBACK: Final = re.compile(r"tcp://(?P<host>127\.\d+\.\d+\.\d+|localhost|\[::1\]):(?P<port>\d+)")
 
 
@@ -48,11 +49,13 @@ def port_ranges(settings: Settings) -> Iterator[PortRange]:
     broker = settings.broker
     endpoints = {"broker.work_endpoint": broker.work_endpoint, "broker.batch_endpoint": broker.batch_endpoint}
     if not settings.learner.advertised_weights_endpoint:
-        endpoints["learner.weights_endpoint"] = settings.learner.weights_endpoint
+        endpoints[_WEIGHTS] = settings.learner.weights_endpoint
     for key, endpoint in endpoints.items():
         match = _LOOPBACK.fullmatch(endpoint)
         if match is not None:
-            yield PortRange(key=key, host=match["host"].strip("[]"), first=int(match["port"]), count=1, endpoint=True)
+            # Each rank serves its part of the weights, rank 0 at the first port.
+            count = settings.learner.num_ranks if key == _WEIGHTS else 1
+            yield PortRange(key=key, host=match["host"].strip("[]"), first=int(match["port"]), count=count, endpoint=True)
     host = settings.security.metrics_host
     for key, first, count in (
         ("broker.metrics_port", broker.metrics_port, 1),
@@ -68,11 +71,14 @@ def fixed_ports(settings: Settings) -> set[int]:
     endpoints = {
         "broker.work_endpoint": settings.broker.work_endpoint,
         "broker.batch_endpoint": settings.broker.batch_endpoint,
-        "learner.weights_endpoint": settings.learner.weights_endpoint,
+        _WEIGHTS: settings.learner.weights_endpoint,
     }
     agent = settings.agent.port
     agents = set(range(agent, agent + settings.rollout.num_servers)) if agent else set()
-    return agents | {_port_of(each) for key, each in endpoints.items() if key not in movable} - {0}
+    fixed = {key: _port_of(each) for key, each in endpoints.items() if key not in movable}
+    weights = fixed.pop(_WEIGHTS, 0)
+    parts = set(range(weights, weights + settings.learner.num_ranks)) if weights else set()
+    return agents | parts | set(fixed.values()) - {0}
 
 
 def _port_of(endpoint: str) -> int:

@@ -119,10 +119,12 @@ async def started(
     agents: list[Process] = []
     try:
         for node in nodes:
+            # Two machines have this port twice.
+            own = ["--set", "learner.weights_endpoint=tcp://127.0.0.1:*"] if node else []
             with (work / f"{name}-{node}.log").open("wb") as output:
                 agents.append(
                     await asyncio.create_subprocess_exec(
-                        *command, "--set", f"learner.node_rank={node}", env=environment, stdout=output, stderr=output
+                        *command, *own, "--set", f"learner.node_rank={node}", env=environment, stdout=output, stderr=output
                     )
                 )
         yield agents

@@ -31,6 +31,7 @@ from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
 from tests.simulation.loop import NOBODY, Process
 from tests.support.broker.made_batches import spans_of
+from tests.support.learner.served_ranges import ServedRanges
 
 T = TypeVar("T")
 
@@ -336,8 +337,8 @@ class SimTrainer:
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
         return tensor.clone()
 
-    def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
-        return (ServedParameter.alone(*each) for each in self.serving_weights(dtype))
+    def own_ranges(self, dtype: torch.dtype) -> ServedRanges:
+        return ServedRanges(lambda: (ServedParameter.alone(*each) for each in self.serving_weights(dtype)))
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         # By name, as the audit orders them.

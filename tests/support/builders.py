@@ -41,6 +41,8 @@ from gspo_protocol.messages import (
     ManifestRequest,
     Message,
     NoLease,
+    PartReady,
+    PartRequest,
     Published,
     Pulse,
     Refused,
@@ -60,6 +62,7 @@ from gspo_protocol.messages import (
     VersionScore,
     WeightChunk,
     WeightGone,
+    WeightPart,
     WeightRequest,
     Welcome,
 )
@@ -190,6 +193,7 @@ def an_offer() -> Manifest:
     return msgspec.structs.replace(
         a_manifest(), base_version=4, newest_version=6, buckets=[bucket], sources=[Source("tcp://r:2", "k" * 40)],
         head_digest="ab" * 32, checksums={"model.norm.weight": "ef" * 8},
+        parts=[WeightPart(3), WeightPart(5, "tcp://learner-1:7003", [(3, 5)])],
     )  # fmt: skip
 
 
@@ -274,9 +278,18 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Resume(next_batch=5), {}),
         (ManifestRequest(have_version=4, endpoint="tcp://r:1", hash="cuda"), {}),
         (an_offer(), {}),
-        (WeightRequest(policy_version=5, base_version=4, first_chunk=0, num_chunks=1), {}),
+        (WeightRequest(policy_version=5, base_version=4, first_chunk=0, num_chunks=1, part=1), {}),
         (WeightChunk(policy_version=5, base_version=4, chunk=0), {"data": np.arange(8, dtype=np.uint8)}),
         (WeightGone(policy_version=5, newest_version=6), {}),
+        (PartRequest(policy_version=5), {}),
+        (
+            PartReady(policy_version=5, base_version=4, buckets=an_offer().buckets),
+            {
+                "spans": np.array([[0, 8]], dtype=np.int64),
+                "sums": np.array([-5], dtype=np.int64),
+                "digests": np.arange(16, dtype=np.uint8).reshape(1, 16),
+            },
+        ),
         (Loaded(policy_version=5, digest="cd" * 32, pause_s=0.25), {}),
         (StatusRequest(), {}),
         (Status(status={"batches_trained": 3, "reward": None}), {}),

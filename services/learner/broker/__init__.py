@@ -11,7 +11,8 @@ from gspo_services.learner.broker.port import (
     Publication,
     ToBroker,
 )
-from gspo_services.learner.broker.thread import BrokerThread
+from gspo_services.learner.broker.publisher import reachable_endpoint
+from gspo_services.learner.broker.thread import BrokerThread, RankThread
 
 __all__ = [
     "CREDIT",
@@ -24,6 +25,8 @@ __all__ = [
     "NoBroker",
     "PartArrived",
     "Publication",
+    "RankThread",
     "ToBroker",
     "assemble",
+    "reachable_endpoint",
 ]

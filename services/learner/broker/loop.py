@@ -5,7 +5,7 @@ No threads here: ``BrokerThread`` runs it in a separate thread, beside the train
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import zmq.asyncio
@@ -161,6 +161,10 @@ class BrokerLoop:
     async def announced(self) -> None:
         """Wait until everything that was handed over has been sent: then no copy of weights is kept any more."""
         await self._announcements.join()
+
+    async def know_ranks(self, endpoints: Sequence[str]) -> None:
+        """See ``BrokerThread``."""
+        self._publisher.know_ranks(endpoints)
 
     async def has_room(self) -> None:
         """See ``BrokerPort.wait_for_room``."""

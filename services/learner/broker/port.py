@@ -71,11 +71,18 @@ class Publication:
     """Called with the weights' digest before anybody can fetch them, perhaps in another thread."""
     experts: ModelExperts | None = None
     """What the model's engines report if they are asked to: the broker takes no others."""
+    is_part: bool = False
+    """The weights are this rank's part of the version, and the other ranks publish theirs."""
+    digest: str = ""
+    """The version's, if the broker wants it (``BrokerPort.wants_digests``)."""
 
 
 class BrokerPort(ABC):
     """A rank's broker: rank 0's is connected (``BrokerThread``) or stands in for a connected one, the other ranks have
     ``NoBroker``. Its methods block."""
+
+    wants_digests: bool = False
+    """Whether versions have to have their digest before they are published, at a collective for each."""
 
     @property
     @abstractmethod
@@ -136,7 +143,7 @@ class BrokerPort(ABC):
 
 class NoBroker(BrokerPort):
     """The broker of ranks other than 0: it sends and expects nothing, and answers at once. What rank 0 receives reaches
-    these ranks in collectives (``services/learner/share.py``)."""
+    these ranks in collectives (``services/learner/share.py``). ``RankThread`` also serves the rank's part of versions."""
 
     reason_to_wait = "rank 0 waits for the broker"
 
@@ -150,10 +157,10 @@ class NoBroker(BrokerPort):
         return None
 
     def publish(self, publication: Publication) -> None:
-        raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
+        """Do nothing: nobody fetches."""
 
     def wait_for_room(self) -> None:
-        """Return at once: this rank publishes nothing."""
+        """Return at once: nothing is kept."""
 
     def acknowledged(self, next_batch: int) -> bool:
         """Return True: only rank 0 knows of missing reports."""

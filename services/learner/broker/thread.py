@@ -1,4 +1,4 @@
-"""Runs rank 0's sockets in a separate thread: collectives never share a thread with sockets.
+"""Runs a rank's sockets in a separate thread: collectives never share a thread with sockets.
 
 The training thread calls blocking methods. This thread's event loop holds the batch channel and the weight server. Queues
 between the two are bounded. Every blocking call has a timeout, and ends when the loop fails.
@@ -9,17 +9,18 @@ import concurrent.futures
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import structlog
 import zmq.asyncio
 
 from gspo_protocol.messages import LedgerCommit, Welcome
 from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop, KnownCommit
+from gspo_services.learner.broker.part_loop import PartLoop
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.port import Answer, BrokerPort, PartArrived, Publication, ToBroker
+from gspo_services.learner.broker.port import Answer, BrokerPort, NoBroker, PartArrived, Publication, ToBroker
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError
@@ -34,16 +35,117 @@ MAX_ARRIVALS: Final = CREDIT + 4
 """A batch, its parts, and the word that it is to be skipped, with room to spare."""
 
 
-class BrokerThread(BrokerPort):
-    """The training thread's side of a ``BrokerLoop``, and the thread that the loop runs in, a context manager. Every later
-    call raises what ended the loop.
+class Loop(Protocol):
+    """What runs in a ``LoopThread``. Its coroutines run in the event loop that it was made in."""
+
+    @property
+    def encoding(self) -> bool: ...
+    async def run(self, started: Callable[[], None]) -> None: ...
+
+
+L = TypeVar("L", bound=Loop)
+
+
+class LoopThread(Generic[L]):
+    """The training thread's side of a ``Loop``, and the thread that the loop runs in, a context manager. Every later call
+    raises what ended the loop."""
+
+    _loop: L
+
+    def __init__(self, connect: Callable[[zmq.asyncio.Context], L], name: str) -> None:
+        """``connect`` makes the loop's object, in its thread."""
+        self._connect = connect
+        self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
+        self._failure: BaseException | None = None
+        self._main: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._event_loop = self._started.result(timeout=CALL_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main is not None and not self._ended.done():
+            # It may end by itself at this moment.
+            with contextlib.suppress(RuntimeError):
+                self._event_loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(timeout=10.0)
+
+    def _wait_for(self, event: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+        """Wait ``timeout_s`` for ``event``; start over while digests or a delta are computed: no broker can hurry those."""
+        while True:
+            try:
+                return self._call(event(), timeout_s)
+            except TimeoutError:
+                if not self._loop.encoding:
+                    raise
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run ``coroutine`` in the loop. Raises: TimeoutError; what ended the loop."""
+        future = self._submit(coroutine)
+        if future is not None:
+            either: list[concurrent.futures.Future[Any]] = [future, self._ended]
+            done, _ = concurrent.futures.wait(either, timeout_s, concurrent.futures.FIRST_COMPLETED)
+            if not done:
+                future.cancel()
+                raise TimeoutError(f"the broker's loop gave no answer within {timeout_s:.0f} s")
+            if future in done and not future.cancelled():
+                return future.result()
+        # The loop's end can cancel the call before its reason is known.
+        self._ended.result()
+        coroutine.close()
+        raise self._end()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T] | None":
+        """None: the event loop is closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop)
+        except RuntimeError:
+            return None
+
+    def _require_alive(self) -> None:
+        if self._ended.done():
+            raise self._end()
+
+    def _end(self) -> BaseException:
+        """Return the error that ended the loop."""
+        return ServiceError("the learner's sockets are closed") if self._failure is None else self._failure
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            log.debug("loop_closed")
+        # The training thread's next call raises it.
+        except BaseException as error:  # noqa: BLE001
+            self._failure = error
+            if not self._started.done():
+                self._started.set_exception(error)
+        finally:
+            self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        context = zmq.asyncio.Context()
+        event_loop = asyncio.get_running_loop()
+        try:
+            self._loop = self._connect(context)
+            self._main = asyncio.current_task()
+            await self._loop.run(lambda: self._started.set_result(event_loop))
+        finally:
+            context.destroy(linger=1000)
+
+
+class BrokerThread(LoopThread[BrokerLoop], BrokerPort):
+    """Rank 0's sockets.
 
     produces:     batches and ends of run, in order of request
     waits for:    the broker
     unblocked by: Batch, BatchPart, EndOfRun; the caller's timeout
     """
-
-    _loop: BrokerLoop
 
     def __init__(
         self,
@@ -59,28 +161,16 @@ class BrokerThread(BrokerPort):
         """See ``BrokerLoop``."""
         # One request is under way at a time, and few parts of its batch, so that there is room.
         self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=MAX_ARRIVALS)
-        self._connect = partial(
+        connect = partial(
             BrokerLoop, settings,
             session=session, clock=clock, health=health, metrics=metrics, arrived=self._arrived.put_nowait,
             request_interval_s=request_interval_s, known=known,
         )  # fmt: skip
-        self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run_thread, name="broker-loop", daemon=True)
-        self._failure: BaseException | None = None
-        self._main: asyncio.Task[None] | None = None
+        super().__init__(connect, "broker-loop")
 
-    def __enter__(self) -> "BrokerThread":
-        self._thread.start()
-        self._event_loop = self._started.result(timeout=CALL_TIMEOUT_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._main is not None and not self._ended.done():
-            # It may end by itself at this moment.
-            with contextlib.suppress(RuntimeError):
-                self._event_loop.call_soon_threadsafe(self._main.cancel)
-        self._thread.join(timeout=10.0)
+    def know_ranks(self, endpoints: Sequence[str]) -> None:
+        """The other ranks' weight servers are at ``endpoints``. Raises: EndpointError."""
+        self._call(self._loop.know_ranks(endpoints), CALL_TIMEOUT_S)
 
     # --- called by the training thread -------------------------------------------------------------------------------
 
@@ -129,15 +219,6 @@ class BrokerThread(BrokerPort):
             return False
         return True
 
-    def _wait_for(self, event: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
-        """Wait ``timeout_s`` for ``event``; start over while digests or a delta are computed: no broker can hurry those."""
-        while True:
-            try:
-                return self._call(event(), timeout_s)
-            except TimeoutError:
-                if not self._loop.encoding:
-                    raise
-
     @contextlib.contextmanager
     def _needs_acknowledgement(self) -> Iterator[None]:
         try:
@@ -156,58 +237,28 @@ class BrokerThread(BrokerPort):
             self._require_alive()
             return None
 
-    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run ``coroutine`` in the loop. Raises: TimeoutError; what ended the loop."""
-        future = self._submit(coroutine)
-        if future is not None:
-            either: list[concurrent.futures.Future[Any]] = [future, self._ended]
-            done, _ = concurrent.futures.wait(either, timeout_s, concurrent.futures.FIRST_COMPLETED)
-            if not done:
-                future.cancel()
-                raise TimeoutError(f"the broker's loop gave no answer within {timeout_s:.0f} s")
-            if future in done and not future.cancelled():
-                return future.result()
-        # The loop's end can cancel the call before its reason is known.
-        self._ended.result()
-        coroutine.close()
-        raise self._end()
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T] | None":
-        """None: the event loop is closed."""
+class RankThread(LoopThread[PartLoop], NoBroker):
+    """The sockets of a rank other than 0, which serves its part of versions."""
+
+    def __init__(self, settings: Settings, *, clock: Clock, metrics: LearnerMetrics, rank: int, local_rank: int) -> None:
+        """See ``PartLoop``."""
+        connect = partial(PartLoop, settings, clock=clock, metrics=metrics, rank=rank, local_rank=local_rank)
+        super().__init__(connect, "part-loop")
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is bound."""
+        return self._loop.endpoint
+
+    def publish(self, publication: Publication) -> None:
+        self._within(partial(self._loop.publish, publication))
+
+    def wait_for_room(self) -> None:
+        self._within(self._loop.has_room)
+
+    def _within(self, event: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop)
-        except RuntimeError:
-            return None
-
-    def _require_alive(self) -> None:
-        if self._ended.done():
-            raise self._end()
-
-    def _end(self) -> BaseException:
-        """Return the error that ended the loop."""
-        return ServiceError("the learner's connection to the broker is closed") if self._failure is None else self._failure
-
-    # --- the thread ----------------------------------------------------------------------------------------------------
-
-    def _run_thread(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except asyncio.CancelledError:
-            log.debug("broker_loop_closed")
-        # The training thread's next call raises it.
-        except BaseException as error:  # noqa: BLE001
-            self._failure = error
-            if not self._started.done():
-                self._started.set_exception(error)
-        finally:
-            self._ended.set_result(None)
-
-    async def _serve(self) -> None:
-        context = zmq.asyncio.Context()
-        event_loop = asyncio.get_running_loop()
-        try:
-            self._loop = self._connect(context)
-            self._main = asyncio.current_task()
-            await self._loop.run(lambda: self._started.set_result(event_loop))
-        finally:
-            context.destroy(linger=1000)
+            self._wait_for(event, CALL_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ServiceError(f"this rank's part of a version was not ready within {CALL_TIMEOUT_S:.0f} s") from error

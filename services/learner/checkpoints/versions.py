@@ -12,7 +12,7 @@ another past does not go with these checkpoints.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
@@ -47,12 +47,6 @@ class _Note(msgspec.Struct, frozen=True):
     @property
     def commit(self) -> LedgerCommit | None:
         return self.commits[0] if self.commits else None
-
-
-class Digested(Protocol):
-    """Weights that can be compared with a version."""
-
-    def digest(self) -> str: ...
 
 
 class Versions:
@@ -90,16 +84,22 @@ class Versions:
         self._newest = max(0 if note is None else note.newest, welcome.policy_version)
         self._write()
 
-    def number(self, weights: Digested, trained_batches: int) -> int:
-        """Return the number of ``weights``: the same as under an earlier learner, or the next new one.
+    def needs_digest(self, trained_batches: int) -> bool:
+        """Return whether weights of so many batches may have a number already, which only their digest shows."""
+        return any(known.digest for known in self._former(trained_batches))
 
-        Weights are hashed only if such a number may exist.
+    def _former(self, trained_batches: int) -> list[Given]:
+        return [each for each in self._given if each.policy_version > self._last and each.trained_batches == trained_batches]
+
+    def number(self, digest: str, trained_batches: int) -> int:
+        """Return the number of the weights with this digest: the same as under an earlier learner, or the next new one.
+
+        ``digest``: may be empty unless ``needs_digest``.
         """
-        for known in self._given:
-            if known.policy_version > self._last and known.trained_batches == trained_batches:
-                if not known.digest or known.digest == weights.digest():
-                    return known.policy_version
-                log.info("other_weights_than_before", trained_batches=trained_batches, policy_version=known.policy_version)
+        for known in self._former(trained_batches):
+            if not known.digest or known.digest == digest:
+                return known.policy_version
+            log.info("other_weights_than_before", trained_batches=trained_batches, policy_version=known.policy_version)
         return self._newest + 1
 
     def reserve(self, policy_version: int, trained_batches: int) -> None:

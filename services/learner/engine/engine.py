@@ -39,6 +39,7 @@ from gspo_services.learner.engine.gradients import (
 from gspo_services.learner.engine.host_states import HostStates
 from gspo_services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
 from gspo_services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
+from gspo_services.learner.engine.own_ranges import PublishedRanges
 from gspo_services.learner.engine.partitioned_loading import placement_of
 from gspo_services.learner.engine.process_group import init_distributed, limit_waiting
 from gspo_services.learner.engine.server_teacher import ServerTeacher
@@ -98,7 +99,9 @@ class LearnerEngine:
         # Between two turns on a device; nothing else may be called between the two.
         self.leave_device, self.return_to_device = states.leave, states.come_back
         self.profile: Phases = NO_PROFILE
-        self._weights = EngineWeights(self.model, self._shares, rank=self.rank, has_lora=self._lora is not None)
+        self._weights = EngineWeights(
+            self.model, self._shares, rank=self.rank, num_ranks=self.world_size, has_lora=self._lora is not None
+        )
         self._base_digest = self._weights.base_digest(self.broadcast)
 
     @classmethod
@@ -342,6 +345,10 @@ class LearnerEngine:
     def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
         """Yield all weights as engines load them; ranks other than 0 get nothing and must exhaust it. Collective."""
         return self._weights.served(dtype)
+
+    def own_ranges(self, dtype: torch.dtype) -> PublishedRanges:
+        """This rank's ranges of what versions have. See ``PublishedRanges``."""
+        return self._weights.own(dtype)
 
     def base_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
         """``served_parameters`` without adapters. Collective."""

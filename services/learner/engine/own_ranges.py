@@ -1,61 +1,124 @@
-"""Which elements of each parameter this rank has anyway and publishes: each element on one rank. Nothing is gathered."""
+"""Which elements of each parameter this rank has anyway and publishes: each element on one rank. Nothing is gathered.
+
+Under ZeRO-3 a rank publishes its partition, with experts in parallel its experts. What ranks have alike is split evenly
+among them. A weight that is changed on its way, by an adapter or because engines have it transposed, is gathered: rank 0 has
+it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed
 from torch import Tensor
 
-from gspo.model.lora import is_lora, plain_name
-from gspo.model.serving import is_partitioned
+from gspo.model.lora import adapted_weights
+from gspo.model.serving import Gathered, is_partitioned, served_parameter, served_values
+from gspo.model.serving_layout import ServedPart, ServingLayout, serving_tensors
 from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
+from gspo_services.learner.weights import VersionLayout, VersionRange, in_order, parts_in_order, served_dtype
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedRange:
-    """Some elements of a parameter or buffer, on the device on which this rank has them."""
+class PublishedRanges:
+    """One rank's ranges of the versions of a model, in the order in which versions have them."""
 
-    name: str
-    shape: tuple[int, ...]
-    """Of the whole, with the experts of all ranks."""
-    start: int
-    """The place of the first one in the whole, in row-major order."""
-    values: Tensor
-    """[any]"""
+    def __init__(
+        self,
+        model: Any,
+        shares: Mapping[int, ExpertShare],
+        serving: ServingLayout,
+        dtype: torch.dtype,
+        *,
+        rank: int,
+        num_ranks: int,
+        gathered: Gathered,
+    ) -> None:
+        """``shares``: of experts. ``dtype``: in which floating-point weights are served. ``gathered``: see ``Gathered``.
 
+        Raises: ValueError when a dtype cannot be sent, or two parameters are served under one name.
+        """
+        self._model = model
+        self._shares = shares
+        self._serving = serving
+        self._dtype = dtype
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._gathered = gathered
+        self._begins: dict[str, int] = {}
+        """Of each parameter, the first byte of what is served of it."""
+        self._changed: set[str] = set()
+        adapted, parts, begin = adapted_weights(model), list[tuple[ServedPart, str]](), 0
+        for name, value in served_values(model):
+            own = served_dtype(name, torch.empty(0, dtype=self._served_as(value)))
+            places = self._places(name, _whole_shape(value, self._share(value)))
+            if places is None or name in adapted:
+                self._changed.add(name)
+            described = self._converted(name, value) if places is None else places
+            self._begins[name] = begin
+            parts += [(part, own) for part in described]
+            begin += sum(part.num_elements for part in described) * self._served_as(value).itemsize
+        self.layout = VersionLayout.of(parts)
+        """The same on all ranks."""
 
-def own_ranges(model: Any, shares: Mapping[int, ExpertShare], *, rank: int, num_ranks: int) -> Iterator[PublishedRange]:
-    """Yield this rank's range of each parameter and persistent buffer; tied ones once, adapters' matrices not.
+    def of_now(self) -> Iterator[VersionRange]:
+        """Yield the ranges with their values now, valid until the next one is asked for. Collective where a weight is
+        changed on its way."""
+        adapted = adapted_weights(self._model)
+        for name, value in served_values(self._model):
+            begin = self._begins[name]
+            if name not in self._changed:
+                start, values = self._own(value)
+                served = values.to(self._served_as(value))
+                yield VersionRange(begin + start * served.itemsize, served)
+                continue
+            emits = self._rank == 0
+            for each in served_parameter(
+                name, value, self._serving, adapted.get(name), gathered=self._gathered, emit=emits, dtype=self._dtype
+            ):
+                for part in in_order(each):
+                    yield VersionRange(begin, part.values)
+                    begin += part.values.nbytes
 
-    Under ZeRO-3 it is the rank's partition. What ranks have alike is split evenly among them. ``shares``: of experts.
-    """
-    visited: set[int] = set()
-    for own_name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in visited or is_lora(own_name):
-            continue
-        visited.add(id(value))
-        share = shares.get(id(value), WHOLE)
+    def _served_as(self, value: Tensor) -> torch.dtype:
+        return self._dtype if value.is_floating_point() else value.dtype
+
+    def _share(self, value: Tensor) -> ExpertShare:
+        return self._shares.get(id(value), WHOLE)
+
+    def _places(self, name: str, shape: Sequence[int]) -> list[ServedPart] | None:
+        places, size = self._serving.places(name, shape), 1
+        for each in shape:
+            size *= each
+        return None if places is None else parts_in_order(places, size)
+
+    def _converted(self, name: str, value: Tensor) -> list[ServedPart]:
+        """What is served of a parameter that is not served as it lies, one after the other as it is converted."""
+        whole = torch.zeros((), dtype=value.dtype).expand(_whole_shape(value, self._share(value)))
+        return [ServedPart(each, tuple(tensor.shape), 0) for each, tensor in serving_tensors(self._model, name, whole)]
+
+    def _own(self, value: Tensor) -> tuple[int, Tensor]:
+        """The place of this rank's first element in the whole, in row-major order, and its elements, [any]."""
+        share = self._share(value)
         if is_partitioned(value):
-            local_shape, local = tuple(value.ds_shape), value.ds_tensor.detach().reshape(-1)
-            begin = value.ds_zero_partition_rank * value.ds_tensor.ds_numel
+            partition: Any = value
+            local = partition.ds_tensor.detach().reshape(-1)
+            begin = partition.ds_zero_partition_rank * partition.ds_tensor.ds_numel
             # The last partitions are padded.
-            local = local[: max(0, min(len(local), value.ds_numel - begin))]
-            num_local = value.ds_numel
-        else:
-            local_shape, num_local = tuple(value.shape), value.numel()
-            index, number = _among_replicas(share, rank, num_ranks)
-            begin, end = num_local * index // number, num_local * (index + 1) // number
-            local = value.detach().reshape(-1)[begin:end]
-        if len(local):
-            shape = (share.num_shares * local_shape[0], *local_shape[1:]) if share.num_shares > 1 else local_shape
-            yield PublishedRange(name=plain_name(own_name), shape=shape, start=share.index * num_local + begin, values=local)
+            local = local[: max(0, min(len(local), partition.ds_numel - begin))]
+            return share.index * partition.ds_numel + begin, local
+        index, number = self._among_replicas(share)
+        begin, end = (value.numel() * each // number for each in (index, index + 1))
+        return share.index * value.numel() + begin, value.detach().reshape(-1)[begin:end]
+
+    def _among_replicas(self, share: ExpertShare) -> tuple[int, int]:
+        """This rank's number among those that have the same elements, and how many they are."""
+        if share.replicas is None:
+            return self._rank, self._num_ranks
+        return torch.distributed.get_rank(share.replicas), torch.distributed.get_world_size(share.replicas)
 
 
-def _among_replicas(share: ExpertShare, rank: int, num_ranks: int) -> tuple[int, int]:
-    """This rank's number among those that have the same elements, and how many they are."""
-    if share.replicas is None:
-        return rank, num_ranks
-    return torch.distributed.get_rank(share.replicas), torch.distributed.get_world_size(share.replicas)
+def _whole_shape(value: Any, share: ExpertShare) -> tuple[int, ...]:
+    """Of the parameter with the experts of all ranks."""
+    local = tuple(value.ds_shape) if is_partitioned(value) else tuple(value.shape)
+    return (share.num_shares * local[0], *local[1:]) if share.num_shares > 1 else local

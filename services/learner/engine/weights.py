@@ -13,6 +13,7 @@ from gspo.model.serving import lora_weights, served_parameters, serving_weights
 from gspo.model.serving_layout import ServedParameter, ServingLayout
 from gspo_services.learner.checkpoints import BaseDigest, streamed_digest
 from gspo_services.learner.engine.expert_parallel import ExpertShare, gathered
+from gspo_services.learner.engine.own_ranges import PublishedRanges
 from gspo_services.shared.weights import PEFT_PREFIX
 
 Broadcast = Callable[[Tensor], Tensor]
@@ -22,9 +23,11 @@ Broadcast = Callable[[Tensor], Tensor]
 class EngineWeights:
     """The weights of one model, whose parameters may be partitioned, or be shared by ranks. All methods are collective."""
 
-    def __init__(self, model: Any, shares: Mapping[int, ExpertShare], *, rank: int, has_lora: bool) -> None:
+    def __init__(self, model: Any, shares: Mapping[int, ExpertShare], *, rank: int, num_ranks: int, has_lora: bool) -> None:
         self._model = model
         self._shares = shares
+        self._rank = rank
+        self._num_ranks = num_ranks
         self._emit = rank == 0
         self._has_lora = has_lora
         self._layout = ServingLayout(model)
@@ -32,6 +35,13 @@ class EngineWeights:
     def served(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
         """All weights, adapters merged: see ``gspo.model.serving.served_parameters``."""
         return served_parameters(self._model, gathered=self._gathered, emit=self._emit, dtype=dtype, layout=self._layout)
+
+    def own(self, dtype: torch.dtype) -> PublishedRanges:
+        """This rank's ranges of what ``served`` has."""
+        return PublishedRanges(
+            self._model, self._shares, self._layout, dtype,
+            rank=self._rank, num_ranks=self._num_ranks, gathered=self._gathered,
+        )  # fmt: skip
 
     def base(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
         """All weights as they are without adapters."""

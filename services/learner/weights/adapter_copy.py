@@ -57,7 +57,7 @@ class AdapterCopy(WeightCopy):
     """The matrices of an adapter at one moment, and what they belong to."""
 
     def __init__(self, copied: WeightCopy, adapter: AdapterInfo, base: PublishedBase) -> None:
-        super().__init__(copied.pieces)
+        super().__init__(copied.layout, copied.pieces)
         self.adapter = adapter
         self.base = base
 

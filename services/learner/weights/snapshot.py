@@ -1,4 +1,4 @@
-"""A policy version as it is served: the bytes of all tensors, one after the other, each with a digest."""
+"""A policy version as it is served: the bytes of all tensors, each with a digest, or one rank's part of them."""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -12,39 +12,46 @@ from msgspec import structs
 
 from gspo_protocol.digests import version_digest
 from gspo_protocol.limits import MAX_WEIGHT_CHUNK_BYTES
-from gspo_protocol.messages import Manifest
+from gspo_protocol.messages import Manifest, WeightPart
+from gspo_protocol.tiles import Sums
 from gspo_services.learner.weights.copy_memory import Bytes
-from gspo_services.learner.weights.weight_copy import CopiedParameter, WeightCopy
+from gspo_services.learner.weights.weight_copy import WeightCopy
 from gspo_services.shared.weights import Parts, StoredParts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
+OF_A_PART: Final = "a part"
+"""In place of a digest, in manifests that are never sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(Parts):
-    """One full policy version: all tensors in the manifest's order, in the memory to which they were copied."""
+    """One full policy version, or one rank's part of it, in the memory to which it was copied."""
 
-    pieces: Sequence[CopiedParameter]
-    begins: Sequence[int] = field(init=False)
-    """Where each piece begins in the version."""
+    weights: WeightCopy
+    starts: Sequence[int] = field(init=False)
+    """Where each piece begins in what is served here: the pieces, end to end."""
 
     def __post_init__(self) -> None:
-        begins = list(accumulate((piece.data.nbytes for piece in self.pieces), initial=0))[:-1]
-        object.__setattr__(self, "begins", begins)
+        starts = list(accumulate((len(piece.data) for piece in self.weights.pieces), initial=0))
+        object.__setattr__(self, "starts", starts)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.starts[-1]
 
     def read(self, begin: int, end: int) -> Bytes:
         """A copy only where pieces meet."""
         found: list[Bytes] = []
-        at = max(0, bisect_right(self.begins, begin) - 1)
+        at = max(0, bisect_right(self.starts, begin) - 1)
         while begin < end:
-            part = self.pieces[at].data[begin - self.begins[at] : end - self.begins[at]]
-            found += [part] if len(part) else []
+            part = self.weights.pieces[at].data[begin - self.starts[at] : end - self.starts[at]]
+            found.append(part)
             begin, at = begin + len(part), at + 1
         return found[0] if len(found) == 1 else np.concatenate(found or [np.empty(0, dtype=np.uint8)])
 
     def tensor_data(self) -> list[memoryview]:
-        """Return the bytes of each tensor."""
-        return [part for piece in self.pieces for part in piece.parts()]
+        """Return the bytes of each tensor, of a whole version."""
+        return [self.read(info.offset, info.offset + info.num_bytes).data for info in self.manifest.tensors]
 
 
 class Delta(StoredParts):
@@ -52,21 +59,54 @@ class Delta(StoredParts):
 
 
 def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
-    """Make a version of ``weights``. Uses all cores. Raises: ValueError when there are no weights."""
-    if not weights.pieces:
+    """Make a version of whole ``weights``. Uses all cores. Raises: ValueError when there are no weights."""
+    return made_snapshot(policy_version, weights, weights.row())
+
+
+def made_snapshot(policy_version: int, weights: WeightCopy, row: Sums, parts: Sequence[WeightPart] = ()) -> Snapshot:
+    """Make a version from one rank's ``weights`` and the sums of all of its tiles. ``parts``: see ``Manifest``.
+
+    Raises: ValueError when there are no weights.
+    """
+    tensors = weights.layout.described(row)
+    if not tensors:
         raise ValueError(f"policy version {policy_version} has no tensors")
-    tensors = weights.tensors()
     manifest = Manifest(
         policy_version=policy_version,
         kind="snapshot",
         base_version=0,
-        num_bytes=sum(tensor.num_bytes for tensor in tensors),
+        num_bytes=weights.layout.num_bytes,
         chunk_bytes=CHUNK_BYTES,
         digest=version_digest(tensors, weights.adapter),
         tensors=tensors,
         adapter=weights.adapter,
+        parts=list(parts),
     )
-    return Snapshot(manifest=manifest, pieces=weights.pieces)
+    return Snapshot(manifest=manifest, weights=weights)
+
+
+def part_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
+    """Make one rank's part of a version, which rank 0 describes. It needs no digests."""
+    num_bytes = sum(len(piece.data) for piece in weights.pieces)
+    return Snapshot(manifest=_part_manifest(policy_version, 0, num_bytes), weights=weights)
+
+
+def part_delta(base: Snapshot, snapshot: Snapshot, data: bytes) -> Delta:
+    """Make one rank's part of the delta between two versions."""
+    manifest = _part_manifest(snapshot.policy_version, base.policy_version, len(data))
+    return Delta(manifest=manifest, data=np.frombuffer(data, dtype=np.uint8))
+
+
+def _part_manifest(policy_version: int, base_version: int, num_bytes: int) -> Manifest:
+    return Manifest(
+        policy_version=policy_version,
+        kind="delta" if base_version else "snapshot",
+        base_version=base_version,
+        num_bytes=num_bytes,
+        chunk_bytes=CHUNK_BYTES,
+        digest=OF_A_PART,
+        tensors=[],
+    )
 
 
 class SnapshotStore:

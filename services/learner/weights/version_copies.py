@@ -5,41 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-import structlog
 import torch
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.weights.adapter_copy import PublishedBase, copy_adapter
 from gspo_services.learner.weights.copy_memory import CopyMemory
-from gspo_services.learner.weights.weight_copy import DTYPES, WeightCopy, copy_parameters
+from gspo_services.learner.weights.version_layout import VersionLayout
+from gspo_services.learner.weights.weight_copy import DTYPES, VersionRange, WeightCopy, copy_parameters, copy_ranges
 from gspo_services.shared.settings import Settings
 
-log = structlog.get_logger()
+
+class Ranges(Protocol):
+    """A rank's part of all versions."""
+
+    layout: VersionLayout
+
+    def of_now(self) -> Iterator[VersionRange]: ...
 
 
 class Serving(Protocol):
-    """The part of ``LearnerEngine`` that versions are copied from. All of it is collective."""
+    """The part of ``LearnerEngine`` that versions are copied from."""
 
-    def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]: ...
+    def own_ranges(self, dtype: torch.dtype) -> Ranges: ...
 
 
 class VersionCopies:
-    """Copies the weights of one rank's engine. Rank 0 gets the copies; the other ranks take part."""
+    """Copies the weights of one rank's engine: each rank its part, or rank 0 an adapter."""
 
-    def __init__(self, engine: Serving, settings: Settings, *, has_copies: bool) -> None:
-        """``has_copies``: whether this is rank 0."""
+    def __init__(self, engine: Serving, settings: Settings, *, rank: int) -> None:
         self._engine: Any = engine
         self._lora = settings.lora
         self._dtype = DTYPES[settings.model.dtype]
-        self._has_copies = has_copies
+        self._rank = rank
+        self._ranges: Ranges | None = None
         self._base: PublishedBase | None = None
         self._knows_base = False
         self._memory = CopyMemory()
 
+    @property
+    def are_parts(self) -> bool:
+        """Whether each rank has a part of a version; otherwise rank 0 has all of it."""
+        return self._lora.publish == "merged"
+
     def copy(self) -> WeightCopy | None:
-        """Copy the weights as they are served now; None on ranks without copies. Collective."""
-        if self._lora.publish == "merged":
-            return self._taken(self._engine.served_parameters(self._dtype))
+        """Copy the weights as they are served now; None on a rank that publishes nothing. Collective."""
+        if self.are_parts:
+            if self._ranges is None:
+                self._ranges = self._engine.own_ranges(self._dtype)
+            return WeightCopy(self._ranges.layout, copy_ranges(self._ranges.of_now(), self._memory))
         if not self._knows_base:
             base = self._taken(self._engine.base_parameters(self._dtype))
             self._base = None if base is None else PublishedBase(base)
@@ -52,7 +65,7 @@ class VersionCopies:
         return copy_adapter(matrices, rank=lora.rank, alpha=lora.alpha, base=self._base, probe=probe, names=lora.adapters)
 
     def _taken(self, parameters: Iterable[ServedParameter]) -> WeightCopy | None:
-        if self._has_copies:
+        if self._rank == 0:
             return copy_parameters(parameters, self._memory)
         for _ in parameters:
             pass

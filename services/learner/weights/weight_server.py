@@ -1,13 +1,21 @@
-"""The weight channel's binding end: serves manifests and chunks of the versions that the learner holds."""
+"""The weight channel's binding end: serves manifests and chunks of the versions that a rank has, or of its parts."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Final
 
 import structlog
 from msgspec import structs
 
 from gspo_protocol.channels import WEIGHTS
+from gspo_protocol.codec import Array
 from gspo_protocol.messages import (
     Loaded,
     Manifest,
     ManifestRequest,
+    Message,
+    PartReady,
+    PartRequest,
     Source,
     WeightRequest,
 )
@@ -15,11 +23,15 @@ from gspo_protocol.sessions import first_identity, shown_identity
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.adapter_copy import PublishedBase
 from gspo_services.learner.weights.fan_out import FanOut
+from gspo_services.learner.weights.other_ranks import OtherRanks
 from gspo_services.learner.weights.snapshot import SnapshotStore
 from gspo_services.shared.net import Incoming, RouterChannel
 from gspo_services.shared.weights import ChunkServer, Parts
 
 log = structlog.get_logger()
+
+MAX_RELAYS: Final = 256
+"""Requests for parts of other ranks that wait; a later one is dropped, and its sender asks again."""
 
 
 class WeightServer(ChunkServer):
@@ -31,8 +43,10 @@ class WeightServer(ChunkServer):
         store: SnapshotStore,
         metrics: LearnerMetrics,
         fan_out: FanOut | None = None,
+        others: OtherRanks | None = None,
     ) -> None:
-        """``fan_out``: None: one with the default limits."""
+        """``fan_out``: None: one with the default limits. ``others``: of rank 0, which passes their parts on to rollouts
+        that do not reach them; None: there are none."""
         super().__init__(
             channel,
             WEIGHTS,
@@ -44,10 +58,27 @@ class WeightServer(ChunkServer):
         self._fan_out = FanOut() if fan_out is None else fan_out
         self._num_failed = self._fan_out.num_failed
         self._base: PublishedBase | None = None
+        self._others = others
+        self._tasks: asyncio.TaskGroup | None = None
+        self._num_relays = 0
+        self._ready: tuple[PartReady, dict[str, Array]] | None = None
+        """What rank 0 is to hear of this rank's part of the newest version."""
+        self._asked: dict[bytes, int] = {}
+        """The version of which each sender wants to hear."""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as self._tasks:
+            await super().run()
 
     def keep_base(self, base: PublishedBase) -> None:
         """Adapters are served from now on, above this model."""
         self._base = base
+
+    async def part_is_ready(self, ready: PartReady, arrays: dict[str, Array]) -> None:
+        """Tell rank 0 of this rank's part, now or when it asks."""
+        self._ready = (ready, arrays)
+        for peer in [peer for peer, version in self._asked.items() if version == ready.policy_version]:
+            await self._tell(peer)
 
     @property
     def newest_version(self) -> int:
@@ -70,11 +101,52 @@ class WeightServer(ChunkServer):
     def parts(self, incoming: Incoming, request: WeightRequest) -> Parts | None:
         self._fan_out.came_back((request.policy_version, request.base_version), first_identity(incoming.peer))
         self._count_failed()
-        return self._store.get(request.policy_version, request.base_version)
+        parts = self._store.get(request.policy_version, request.base_version)
+        if self._ready is not None and parts is not None and not request.base_version:
+            # Only rank 0 hears which version a rollout begins to fetch, and that it has it.
+            self._note_fetch(incoming, request, parts)
+        return parts
+
+    def _note_fetch(self, incoming: Incoming, request: WeightRequest, parts: Parts) -> None:
+        peer = first_identity(incoming.peer)
+        if request.first_chunk + request.num_chunks < parts.num_chunks:
+            self._store.fetches(peer, request.policy_version)
+        else:
+            self._store.has_fetched(peer)
 
     def _count_failed(self) -> None:
         self._metrics.weight_sources_failed.inc(self._fan_out.num_failed - self._num_failed)
         self._num_failed = self._fan_out.num_failed
+
+    async def send_chunks(self, incoming: Incoming, request: WeightRequest) -> None:
+        if not request.part or self._others is None:
+            await super().send_chunks(incoming, request)
+        elif self._num_relays < MAX_RELAYS and self._tasks is not None:
+            self._num_relays += 1
+            self._tasks.create_task(self._relay(incoming.peer, request, self._others), name="relay")
+
+    async def _relay(self, peer: bytes, request: WeightRequest, others: OtherRanks) -> None:
+        """Pass on what another rank sends; if it sends nothing, the rollout asks again."""
+        try:
+            async with aclosing(others.chunks(request)) as answers:
+                async for message, arrays in answers:
+                    if not await self._channel.send(peer, message, arrays):
+                        return
+                    self._sent(sum(array.nbytes for array in arrays.values()))
+        finally:
+            self._num_relays -= 1
+
+    async def on_other(self, incoming: Incoming, message: Message) -> bool:
+        if not isinstance(message, PartRequest):
+            return False
+        self._asked = {incoming.peer: message.policy_version}
+        if self._ready is not None and self._ready[0].policy_version == message.policy_version:
+            await self._tell(incoming.peer)
+        return True
+
+    async def _tell(self, peer: bytes) -> None:
+        assert self._ready is not None
+        await self._channel.send(peer, *self._ready)
 
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
         name = shown_identity(incoming.peer)

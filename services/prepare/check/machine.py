@@ -215,6 +215,11 @@ def _listening(situation: Situation) -> dict[str, tuple[str, int]]:
         # A broker of several addresses has its own in its own configuration.
         if endpoint.startswith("tcp://") and port.isdecimal() and "," not in endpoint:
             places[key] = (host.strip("[]"), int(port))
+    if "learner.weights_endpoint" in places:
+        own, first = places["learner.weights_endpoint"]
+        # Each rank serves its part of the weights.
+        more = range(1, settings.learner.num_ranks)
+        places |= {f"learner.weights_endpoint + {rank}": (own, first + rank) for rank in more}
     host = settings.security.metrics_host
     places["broker.metrics_port"] = (host, settings.broker.metrics_port)
     places["learner.metrics_port"] = (host, settings.learner.metrics_port)

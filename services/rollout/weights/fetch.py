@@ -1,42 +1,28 @@
 """Fetch a policy version over the weight channel, as a snapshot or as deltas, and write it for the engine to load.
 
-The receiver pulls: it asks for a window of chunks, so it never gets more than it can take, and it asks again for chunks that
-did not come. A snapshot's chunks go straight into the replica's files, and are verified before any engine gets them.
+A snapshot's chunks go straight into the replica's files, and are verified before any engine gets them.
 """
+
+from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 from msgspec import structs
 
 from gspo_protocol.deltas import ITEM_BYTES
 from gspo_protocol.digests import version_digest
-from gspo_protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
+from gspo_protocol.messages import Manifest, ManifestRequest, WeightGone
+from gspo_services.rollout.weights.chunks import STALL_S, FetchError, GoneError
+from gspo_services.rollout.weights.parts import RankConnections, check_parts, fetch_parts
 from gspo_services.rollout.weights.replica import DamagedWeightsError, Landing, Replica
 from gspo_services.shared.net import PeerClient
 from gspo_services.shared.weights import Hash
 
 log = structlog.get_logger()
-
-STALL_S: Final = 5.0
-MAX_STALLS: Final = 6
-"""A fetch fails after this many silences in a row without a chunk."""
-WINDOW_CHUNKS: Final = 16
-
-
-class FetchError(RuntimeError):
-    """A version could not be fetched completely, and nothing was written. The caller retries."""
-
-
-class GoneError(FetchError):
-    """The sender does not have that version (yet, or any more). ``newest_version`` is the newest that it has."""
-
-    def __init__(self, policy_version: int, newest_version: int) -> None:
-        super().__init__(f"version {policy_version} is gone, newest is {newest_version}")
-        self.newest_version = newest_version
 
 
 class Sources(Protocol):
@@ -63,15 +49,17 @@ async def fetch_newest(
     *,
     stall_s: float = STALL_S,
     fetched: Callable[[Manifest], None] = lambda _: None,
-    sources: "Sources | None" = None,
+    sources: Sources | None = None,
     engine_hash: Hash | None = None,
+    ranks: RankConnections | None = None,
 ) -> Replica | None:
     """Update ``replica`` to the weight server's newest version; None when ``have_version`` is the newest.
 
     It fetches deltas against the version in ``replica`` (None: an empty one) where the server has them. With ``sources`` it
     fetches from other rollouts where the server names some. ``fetched`` is called with the manifest of each snapshot or
     delta that came. A request is sent again after a silence of ``stall_s``. ``engine_hash``: the hash whose checksums the
-    manifest should have, if the learner knows them; None: none.
+    manifest should have, if the learner knows them; None: none. ``ranks``: connects to the learner's other ranks, which have
+    parts of a version; None: the server passes those on.
     Returns ``replica``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
     wrong bytes.
     """
@@ -85,7 +73,7 @@ async def fetch_newest(
                 return None
             if replica.manifest is not None and manifest.policy_version == replica.policy_version:
                 return _same(replica, manifest)
-            await _fetch(client, manifest, replica, stall_s, sources)
+            await _fetch(client, manifest, replica, stall_s, sources, ranks)
             fetched(manifest)
             if manifest.newest_version <= manifest.policy_version:
                 return replica
@@ -94,9 +82,15 @@ async def fetch_newest(
 
 
 async def _fetch(
-    client: PeerClient, manifest: Manifest, replica: Replica, stall_s: float, sources: "Sources | None"
+    client: PeerClient,
+    manifest: Manifest,
+    replica: Replica,
+    stall_s: float,
+    sources: Sources | None,
+    ranks: RankConnections | None,
 ) -> None:
     """Bring ``replica`` to ``manifest``'s version. Raises: FetchError."""
+    check_parts(manifest)
     if manifest.kind == "snapshot":
         _check_layout(manifest)
         # The old version is useless now, and there may be no room for both.
@@ -110,7 +104,13 @@ async def _fetch(
         raise FetchError(f"manifest of version {manifest.policy_version}: {error}") from error
     elsewhere = sources is not None and bool(manifest.sources) and await sources.fetch(manifest, landing)
     if not elsewhere:
-        await fetch_chunks(client, manifest, landing, stall_s)
+        try:
+            await fetch_parts(client, manifest, landing, stall_s, ranks)
+        except GoneError:
+            if manifest.kind == "delta" and manifest.parts:
+                # A rank has forgotten its part of a delta that rank 0 still offers: only the whole version helps.
+                replica.forget()
+            raise
     try:
         await replica.take(manifest, landing)
     except DamagedWeightsError as error:
@@ -189,63 +189,3 @@ def _check_layout(manifest: Manifest) -> None:
         raise FetchError(f"manifest: tensors have {offset} bytes, num_bytes is {manifest.num_bytes}")
     if version_digest(manifest.tensors, manifest.adapter) != manifest.digest:
         raise FetchError(f"manifest of version {manifest.policy_version}: its digest does not match its tensors")
-
-
-async def fetch_chunks(
-    client: PeerClient, manifest: Manifest, landing: Landing, stall_s: float, max_stalls: int = MAX_STALLS
-) -> None:
-    """Put all bytes of ``manifest``, unchecked, into ``landing``; fail after ``max_stalls`` silences in a row.
-
-    Raises: FetchError; GoneError, its subclass.
-    """
-    num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
-    for first in range(0, num_chunks, WINDOW_CHUNKS):
-        missing = set(range(first, min(first + WINDOW_CHUNKS, num_chunks)))
-        stalls = 0
-        while missing:
-            wanted = len(missing)
-            lowest = min(missing)
-            await client.send(
-                WeightRequest(
-                    policy_version=manifest.policy_version,
-                    base_version=manifest.base_version,
-                    first_chunk=lowest,
-                    num_chunks=max(missing) - lowest + 1,
-                )
-            )
-            try:
-                await _receive_chunks(client, manifest, landing, missing, stall_s)
-            except TimeoutError as error:
-                stalls = 0 if len(missing) < wanted else stalls + 1
-                if stalls == max_stalls:
-                    raise FetchError(
-                        f"version {manifest.policy_version}: chunk {min(missing)} did not come in {stalls} requests"
-                    ) from error
-                log.warning("weight_fetch_stalled", policy_version=manifest.policy_version, missing=len(missing))
-
-
-async def _receive_chunks(
-    client: PeerClient, manifest: Manifest, landing: Landing, missing: set[int], stall_s: float
-) -> None:
-    """Put chunks in their places until none is missing. Raises: TimeoutError after a silence; FetchError."""
-    while missing:
-        async with asyncio.timeout(stall_s):
-            delivered = await client.inbox.get()
-        message = delivered.message
-        if isinstance(message, WeightGone) and message.policy_version == manifest.policy_version:
-            raise GoneError(manifest.policy_version, message.newest_version)
-        if not isinstance(message, WeightChunk) or not _belongs(message, manifest):
-            continue  # an answer to an older request
-        if message.chunk not in missing:
-            continue  # sent twice
-        begin = message.chunk * manifest.chunk_bytes
-        end = min(begin + manifest.chunk_bytes, manifest.num_bytes)
-        body = delivered.arrays["data"]
-        if body.shape != (end - begin,):
-            raise FetchError(f"chunk {message.chunk} has shape {body.shape}, expected ({end - begin},)")
-        landing.put(begin, body.data)
-        missing.discard(message.chunk)
-
-
-def _belongs(chunk: WeightChunk, manifest: Manifest) -> bool:
-    return (chunk.policy_version, chunk.base_version) == (manifest.policy_version, manifest.base_version)

@@ -18,7 +18,7 @@ from gspo_protocol.channels import PEER_WEIGHTS
 from gspo_protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightRequest
 from gspo_protocol.sessions import session_towards, shown_identity
 from gspo_services.rollout.metrics import RolloutMetrics
-from gspo_services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
+from gspo_services.rollout.weights.chunks import FetchError, GoneError, fetch_chunks
 from gspo_services.rollout.weights.replica import Landing, Replica
 from gspo_services.shared.net import Authenticator, Incoming, KeyFileError, PeerClient, RouterChannel, Security
 from gspo_services.shared.runtime.clock import Clock

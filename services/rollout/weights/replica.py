@@ -169,7 +169,7 @@ class Replica:
         finally:
             self._changing = False
         if isinstance(landed, DeltaBytes) and self._keep_deltas:
-            kept = structs.replace(manifest, sources=[], checksums={})
+            kept = structs.replace(manifest, sources=[], checksums={}, parts=[])
             self._deltas[manifest.base_version] = StoredParts(manifest=kept, data=np.frombuffer(landed.data, dtype=np.uint8))
             while len(self._deltas) > self._keep_deltas:
                 self._deltas.popitem(last=False)
@@ -230,7 +230,7 @@ class Replica:
             self.forget()
             raise
         # A rollout that fetches from here need not know this one's sources.
-        self.manifest = structs.replace(manifest, sources=[])
+        self.manifest = structs.replace(manifest, sources=[], parts=[])
         self._mark()
 
     def restore(self) -> bool:
@@ -363,7 +363,8 @@ def _check_buckets(delta: Manifest, tensors: list[TensorInfo], head: DeltaHead) 
     is_changed[list(head.tensors)] = True
     offsets = [tensor.offset for tensor in tensors]
     place = 0
-    for bucket in delta.buckets:
+    # Those of each rank follow one another.
+    for bucket in sorted(delta.buckets, key=lambda each: each.offset):
         end = bucket.offset + bucket.num_elements * bucket.item_bytes
         if bucket.offset < place:
             raise ValueError(f"bucket at {bucket.offset} begins before {place}, where the bucket before it ends")

@@ -25,9 +25,11 @@ from gspo_protocol.messages.base import shortened
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine, EngineError
 from gspo_services.rollout.weights.adapter_loader import AdapterLoader, AdapterPlan, BaseUnknownError
+from gspo_services.rollout.weights.chunks import FetchError
 from gspo_services.rollout.weights.colocate import EngineDevice
-from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
+from gspo_services.rollout.weights.fetch import DamagedError, fetch_newest
 from gspo_services.rollout.weights.loader import LOADED, EngineLoader, VerificationError
+from gspo_services.rollout.weights.parts import RankConnections
 from gspo_services.rollout.weights.peers import WeightPeers
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
@@ -100,6 +102,7 @@ class WeightSync:
         self._wake = asyncio.Event()
         self._failed_loads = 0
         self._num_clients = 0
+        self._ranks = RankConnections(self._connected, clock)
         self.policy_version = 0
         self.quarantined = ""
         self.loading = False
@@ -162,6 +165,7 @@ class WeightSync:
                             fetched=self._count,
                             sources=self._weight_peers,
                             engine_hash=await self._known_hash(),
+                            ranks=self._ranks,
                         )
                 except (FetchError, TimeoutError) as error:
                     self._on_not_fetched(endpoint, error)

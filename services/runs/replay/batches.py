@@ -17,7 +17,6 @@ from gspo_services.broker.sending import StoredBatch, batch_of_groups, members_o
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
 from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, Publication, ToBroker
 from gspo_services.learner.plan import MINI_BATCH_ORDER
-from gspo_services.learner.weights import build_snapshot
 from gspo_services.shared.schedules import RunSchedules
 from gspo_services.shared.settings import Settings
 
@@ -126,6 +125,8 @@ class RecordedBroker(BrokerPort):
     ``report`` is called with each batch's metrics, among them how the published digest compares.
     """
 
+    wants_digests = True
+
     def __init__(
         self, run: RecordedRun, end: int, metrics: Path, stop: threading.Event, report: Callable[[dict[str, Any]], None]
     ) -> None:
@@ -167,7 +168,7 @@ class RecordedBroker(BrokerPort):
         """Compare with what the run published after as many batches."""
         trained = publication.trained_batches
         expected = self._run.digests.get(trained, set()) if self._run.num_assembled or not trained else set()
-        self._digest = build_snapshot(publication.policy_version, publication.weights).manifest.digest
+        self._digest = publication.digest
         self._comparison = UNKNOWN if not expected else SAME if self._digest in expected else DIFFERENT
         self.comparisons[trained] = self._comparison
 

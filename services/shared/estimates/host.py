@@ -39,20 +39,21 @@ class HostMemory:
 
 
 def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -> HostMemory:
-    """Estimate the machine of rank 0, which serves the weights.
+    """Estimate the machine of rank 0.
 
-    Snapshots: once the model's bytes at rest, 2.5 times with the copy of the next version, and with a GPU a pinned copy
-    beside them (docs/guide/weights.md). With adapters as
-    versions: the model below them once, and as much again while it is copied (docs/guide/lora.md).
+    Snapshots: once the bytes of its ranks' parts at rest, 2.5 times with the copy of the next version, and with a GPU a
+    pinned copy beside them (docs/guide/weights.md). Where adapters change the weights, rank 0 has all of them; with adapters
+    as versions: the model below them once, and as much again while it is copied (docs/guide/lora.md).
     Checkpoint: 12 bytes a trained parameter over all ranks, or learner.checkpoint_copy_gib (docs/guide/learner.md, "In the
     background").
     """
     learner = settings.learner
     version = float(BYTES[settings.model.dtype] * shape.parameters)
+    own = version if settings.lora.is_used else version / learner.num_nodes
     trained = trained_parameters(shape, settings)
     in_background = learner.checkpoint_in_background
     return HostMemory(
-        snapshots=Span(version, 2 * version) if _has_adapters(settings) else Span(version, 3.5 * version),
+        snapshots=Span(version, 2 * version) if _has_adapters(settings) else Span(own, 3.5 * own),
         copies=min(12.0 * trained / learner.num_nodes, learner.checkpoint_copy_gib * GIB) if in_background else 0.0,
         digests=min(float(BYTES[learner.dtype] * trained), DIGEST_BYTES),
         offloaded=memory.on_host * learner.num_ranks + (states_on_host(memory) if settings.run.colocate else 0.0),

@@ -54,7 +54,9 @@ def memory_rows(shape: ModelShape, settings: Settings, *, cuda: bool, teacher_pa
         _row("gradients on their way", memory.bucket, 0.0, cuda=cuda),
         _row("gathered layers, process", memory.working, 0.0, cuda=cuda),
         MemoryRow(name="checkpoint", host=exactly(host.copies / ranks), host_of_rank_0=exactly(host.digests)),
-        MemoryRow(name="versions", host_of_rank_0=host.snapshots),
+        MemoryRow(name="versions", host_of_rank_0=host.snapshots)
+        if settings.lora.is_used
+        else MemoryRow(name="versions", host=host.snapshots * (1 / ranks)),
         MemoryRow(name="export", host_of_rank_0=exactly(min(EXPORT_SHARD_BYTES, version))),
     ]
     found = [row for row in rows if row.device.high or row.host.high or row.host_of_rank_0.high]

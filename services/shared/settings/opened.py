@@ -49,8 +49,14 @@ def opened_paths(settings: Settings, process: Process) -> Iterator[OpenedPath]:
     yield OpenedPath(setting="", path="/tmp", writes=True)
     lasts = process != "rollout"  # A rollout keeps its server's log there.
     yield OpenedPath(setting="run.directory", path=str(settings.run.directory), writes=True, lasts=lasts)
-    if settings.security.keys and not (process == "learner" and settings.learner.node_rank):
-        yield OpenedPath(setting="security.keys", path=settings.security.keys, files=KEY_FILES[process])
+    if settings.security.keys:
+        # Rank 0 connects to the other ranks.
+        own = (
+            ("learner.public",)
+            if process == "learner" and settings.learner.num_ranks * settings.learner.num_nodes > 1
+            else ()
+        )
+        yield OpenedPath(setting="security.keys", path=settings.security.keys, files=(*KEY_FILES[process], *own))
     if process == "broker":
         yield from _tasks(settings)
         return

@@ -45,13 +45,18 @@ class Parts(ABC):
         return self.manifest.policy_version
 
     @property
+    def num_bytes(self) -> int:
+        """How many are here: all, or one part."""
+        return self.manifest.num_bytes
+
+    @property
     def num_chunks(self) -> int:
-        return -(-self.manifest.num_bytes // self.manifest.chunk_bytes)
+        return -(-self.num_bytes // self.manifest.chunk_bytes)
 
     def chunk(self, index: int) -> Bytes:
         """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter. They never change."""
         begin = index * self.manifest.chunk_bytes
-        return self.read(begin, min(begin + self.manifest.chunk_bytes, self.manifest.num_bytes))
+        return self.read(begin, min(begin + self.manifest.chunk_bytes, self.num_bytes))
 
     @abstractmethod
     def read(self, begin: int, end: int) -> Bytes:
@@ -60,9 +65,13 @@ class Parts(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredParts(Parts):
-    """``data``: uint8 [manifest.num_bytes], all bytes in a row."""
+    """``data``: uint8 [num_bytes], all bytes that are here in a row."""
 
     data: Bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
 
     def read(self, begin: int, end: int) -> Bytes:
         return self.data[begin:end]
@@ -143,12 +152,12 @@ class ChunkServer(ABC):
             manifest = self.manifest_for(incoming, message)
             await self._channel.send(peer, manifest or WeightGone(policy_version=0, newest_version=0))
         elif isinstance(message, WeightRequest):
-            await self._send_chunks(incoming, message)
+            await self.send_chunks(incoming, message)
         elif isinstance(message, Goodbye):
             self._peers.discard((peer, incoming.key))
         elif isinstance(message, Loaded):
             self.on_loaded(incoming, message)
-        else:
+        elif not await self.on_other(incoming, message):
             reason = f"{message_type(message)} does not belong on the {self._spec.name} channel"
             await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
 
@@ -169,7 +178,12 @@ class ChunkServer(ABC):
         self._peers.add((incoming.peer, incoming.key))
         return Welcome(protocol_version=PROTOCOL_VERSION, run_id="weights", policy_version=self.newest_version)
 
-    async def _send_chunks(self, incoming: Incoming, request: WeightRequest) -> None:
+    async def on_other(self, incoming: Incoming, message: Message) -> bool:
+        """Handle any other message; False: it does not belong here."""
+        return False
+
+    async def send_chunks(self, incoming: Incoming, request: WeightRequest) -> None:
+        """Send what is here of the chunks that are asked for."""
         parts = self.parts(incoming, request)
         if parts is None:
             gone = WeightGone(policy_version=request.policy_version, newest_version=self.newest_version)

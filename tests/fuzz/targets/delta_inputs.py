@@ -11,6 +11,7 @@ from msgspec import structs
 from gspo_protocol.codec import decode
 from gspo_protocol.deltas import (
     CHANGES_DIGEST_BYTES,
+    ITEM_BYTES,
     Region,
     decode_head,
     decode_streams,
@@ -77,7 +78,9 @@ def delta_between(base: tuple[Manifest, bytes], snapshot: tuple[Manifest, bytes]
     before, after = base[0].tensors, snapshot[0].tensors
     changed = [index for index, tensor in enumerate(after) if tensor.digest != before[index].digest]
     old, new = (np.frombuffer(data, dtype=np.uint8) for _, data in (base, snapshot))
-    encoded = [_bucket(old, new, region) for region in regions(after, changed)]
+    places = [after[at] for at in changed]
+    runs = [(each.offset, each.offset + each.num_bytes, ITEM_BYTES[each.dtype]) for each in places]
+    encoded = [_bucket(old, new, region) for region in regions(runs)]
     head = encode_head(after, changed, [digest for _, digest, _ in encoded])
     buckets = [(bucket, body) for bucket, _, body in encoded]
     return _manifest_of(base[0].policy_version, snapshot[0], head, buckets), head + b"".join(body for _, body in buckets)

@@ -14,7 +14,8 @@ from gspo_protocol.deltas import Region, decode_head, encode_region, region_elem
 from gspo_protocol.digests import tensor_digest, version_digest
 from gspo_protocol.errors import ProtocolError
 from gspo_protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
-from gspo_services.rollout.weights.fetch import FetchError, fetch_chunks, fetch_newest
+from gspo_services.rollout.weights.chunks import FetchError, fetch_chunks
+from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames

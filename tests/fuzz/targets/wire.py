@@ -27,7 +27,8 @@ from gspo_protocol.messages import (
 )
 from gspo_protocol.messages.gathered import Gathered, gather
 from gspo_services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk, stored_chunks
-from gspo_services.rollout.weights.fetch import FetchError, fetch_newest
+from gspo_services.rollout.weights.chunks import FetchError
+from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames

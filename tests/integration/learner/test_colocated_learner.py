@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from gspo.model.serving_layout import ServedParameter
@@ -50,9 +51,9 @@ class MovedBigram(ServingBigram):
         self._device.say("step")
         return super().train_mini_batch(*arguments, **options)
 
-    def served_parameters(self, *arguments: Any) -> Iterator[ServedParameter]:
+    def published(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
         self._device.say("copy")
-        return super().served_parameters(*arguments)
+        return super().published(dtype)
 
     def copy_state(self, directory: Path) -> Any:
         self._device.say("save")

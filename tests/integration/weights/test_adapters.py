@@ -213,7 +213,7 @@ async def test_the_adapter_of_the_version_before_is_recognised(learnt: Learnt, t
         of_3 = learnt.adapters[3]
         assert of_3.manifest.adapter is not None
         unprobed = structs.replace(of_3.manifest, adapter=structs.replace(of_3.manifest.adapter, probe_logprobs=[]))
-        error = await not_served(follow, 3, Snapshot(manifest=unprobed, pieces=of_3.pieces))
+        error = await not_served(follow, 3, Snapshot(manifest=unprobed, weights=of_3.weights))
         assert "0.qkv_proj.lora_A (it is that of version 2)" in error
 
 
@@ -269,7 +269,7 @@ async def test_an_adapter_of_another_rank_or_scale_is_refused(
     assert manifest.adapter is not None
     info = structs.replace(manifest.adapter, **changes)
     wrong = structs.replace(manifest, adapter=info, digest=version_digest(manifest.tensors, info))
-    error = await refused(learnt, tmp_path, Snapshot(manifest=wrong, pieces=learnt.adapters[1].pieces))
+    error = await refused(learnt, tmp_path, Snapshot(manifest=wrong, weights=learnt.adapters[1].weights))
     assert said in error
     assert "and [lora] says rank 4, alpha 8 and" in error
 

@@ -12,7 +12,8 @@ from gspo_protocol.channels import WEIGHTS
 from gspo_protocol.messages import ManifestRequest, WeightChunk, WeightRequest
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
-from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
+from gspo_services.rollout.weights.chunks import FetchError
+from gspo_services.rollout.weights.fetch import DamagedError, fetch_newest
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content, hold

@@ -13,7 +13,8 @@ from gspo_protocol.channels import WEIGHTS
 from gspo_protocol.digests import version_digest
 from gspo_protocol.messages import Loaded, Manifest, ManifestRequest, Pulse, Refused, WeightChunk, WeightGone, WeightRequest
 from gspo_services.learner.weights.snapshot import Snapshot
-from gspo_services.rollout.weights.fetch import MAX_STALLS, FetchError, fetch_newest
+from gspo_services.rollout.weights.chunks import MAX_STALLS, FetchError
+from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content

@@ -59,7 +59,7 @@ class Learnt:
     def renumbered(self, version: int, number: int) -> Snapshot:
         """The adapter of a version under another number."""
         snapshot = self.adapters[version]
-        return Snapshot(manifest=structs.replace(snapshot.manifest, policy_version=number), pieces=snapshot.pieces)
+        return Snapshot(manifest=structs.replace(snapshot.manifest, policy_version=number), weights=snapshot.weights)
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:

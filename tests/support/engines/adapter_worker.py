@@ -47,7 +47,7 @@ def main() -> None:
     groups = load_groups(work / "groups.npz")
     engine = LearnerEngine.create(work / "model", settings(zero_stage=1, learning_rate=LEARNING_RATE, lora=LORA))
     copies = {
-        publish: VersionCopies(engine, Settings(lora=LoraSection(**LORA, publish=publish)), has_copies=True)
+        publish: VersionCopies(engine, Settings(lora=LoraSection(**LORA, publish=publish)), rank=0)
         for publish in ("adapter", "merged")
     }
     for version in range(1, NUM_VERSIONS + 1):

@@ -10,12 +10,14 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import deepspeed
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,16 +26,13 @@ from torch import Tensor
 
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
-from gspo.model.serving_layout import ServingLayout
 from gspo.moe.experts import ExpertPicks
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
-from gspo_services.learner.engine.own_ranges import own_ranges
 from gspo_services.learner.export import export_model
-from gspo_services.learner.weights.part_sums import PartSums
-from gspo_services.learner.weights.weight_copy import copy_parameters
+from gspo_services.learner.weights.weight_copy import WeightCopy, copy_parameters, copy_ranges
 from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.learner_worker import OBJECTIVE, settings
@@ -144,25 +143,34 @@ def run(job: Job, work: Path) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@contextmanager
+def nothing_gathered() -> Iterator[None]:
+    """Whatever ranks do together is an error inside."""
+    together = AssertionError("ranks exchange weights")
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(deepspeed.zero, "GatheredParameters", side_effect=together))
+        for name in ("all_gather", "all_gather_into_tensor", "all_reduce", "broadcast", "gather", "all_to_all_single"):
+            patches.enter_context(mock.patch.object(torch.distributed, name, side_effect=together))
+            patches.enter_context(mock.patch.object(deepspeed.comm, name, side_effect=together, create=True))
+        yield
+
+
 def _versions(engine: LearnerEngine) -> list[str]:
     """The digest of a version in bfloat16: of what each rank has, without gathering, and on rank 0 of the whole."""
-    layout = ServingLayout(engine.model)
-    ranges = list(own_ranges(engine.model, engine._shares, rank=engine.rank, num_ranks=engine.world_size))
-    every = {each.name: each.shape for each in ranges}
-    names: list[dict[str, tuple[int, ...]]] = [{} for _ in range(engine.world_size)]
+    ranges = engine.own_ranges(torch.bfloat16)
+    with nothing_gathered():
+        own = WeightCopy(ranges.layout, copy_ranges(ranges.of_now()))
+    row = torch.from_numpy(own.row().view("i8"))
+    covered = torch.tensor([sum(len(piece.data) for piece in own.pieces)])
     if engine.world_size > 1:
-        torch.distributed.all_gather_object(names, every)
-    places = {name: layout.places(name, shape) for each in [*names, every] for name, shape in each.items()}
-    sums = PartSums([part for parts in places.values() for part in parts], torch.bfloat16)
-    for each in ranges:
-        sums.add(places[each.name], each.start, each.values)
-    if engine.world_size > 1:
-        torch.distributed.all_reduce(sums.row)
+        torch.distributed.all_reduce(row)
+        torch.distributed.all_reduce(covered)
+    assert int(covered) == ranges.layout.num_bytes, "each element is on one rank"
     whole = copy_parameters(engine.served_parameters(torch.bfloat16))
     gathered = [whole.digest() if engine.rank == 0 else ""]
     if engine.world_size > 1:
         torch.distributed.broadcast_object_list(gathered)
-    return [sums.digest(), *gathered]
+    return [ranges.layout.digest(row.numpy().view("u8")), *gathered]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.messages.experts import ModelExperts
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.served_ranges import ServedRanges
 
 
 class ServingBigram(BigramEngine):
@@ -27,8 +28,11 @@ class ServingBigram(BigramEngine):
     def set_learning_rate(self, value: float) -> None:
         self._learning_rate = value
 
-    def served_parameters(self, dtype: torch.dtype = torch.float32) -> Iterator[ServedParameter]:
-        return self._given("table", dtype)
+    def own_ranges(self, dtype: torch.dtype) -> ServedRanges:
+        return ServedRanges(lambda: self.published(dtype), has_none=self.rank != 0)
+
+    def published(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        yield ServedParameter.alone("table", self.table.detach().to(dtype))
 
     def base_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
         return self._given("base", dtype)

@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from gspo.adaptive import AdaptiveClip
-from gspo.model import serving_layout
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo_protocol.messages import Batch, BatchItem
@@ -30,6 +29,7 @@ from gspo_services.learner.engine import configuration
 from gspo_services.learner.engine import engine as engine_module
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.engine.frozen import FrozenModel
+from gspo_services.learner.engine.own_ranges import PublishedRanges
 from gspo_services.learner.engine.process_group import init_distributed
 from gspo_services.learner.start import EngineSettings
 from gspo_services.learner.token_dump import TokenDump
@@ -58,7 +58,7 @@ PUBLISHED: dict[str, Callable[[Tensor], Tensor]] = {
     "copied": lambda whole: whole.cpu(),
     "looked at": lambda whole: whole * whole.abs().max().item() ** 0,
 }
-"""Faults of ``served_parameters``."""
+"""Faults of what is published."""
 
 
 @contextmanager
@@ -183,18 +183,19 @@ def publishing(claimed: ClaimedDevice) -> Iterator[None]:
 
 def of_publications(engine: LearnerEngine, claimed: ClaimedDevice) -> dict[str, Counts]:
     """The copy of a version that training waits for, as it is and with a fault of each kind in what is served."""
-    served, found = serving_layout.ServingLayout.served, {}
-    # The layout is found in the first one.
+    own, found = PublishedRanges._own, {}
+    # The layout is found once.
+    ranges = engine.own_ranges(torch.bfloat16)
     with publishing(claimed):
-        weight_copy.copy_parameters(engine.served_parameters(torch.bfloat16))
         claimed.take()
-        for name, change in {"": lambda whole: whole, **PUBLISHED}.items():
+        for name, change in {"": lambda values: values, **PUBLISHED}.items():
 
-            def changed(self: Any, at: str, whole: Tensor, change: Callable[[Tensor], Tensor] = change) -> Any:
-                return served(self, at, change(whole))
+            def changed(self: Any, value: Tensor, change: Callable[[Tensor], Tensor] = change) -> tuple[int, Tensor]:
+                start, values = own(self, value)
+                return start, change(values)
 
-            with mock.patch.object(serving_layout.ServingLayout, "served", changed):
-                weight_copy.copy_parameters(engine.served_parameters(torch.bfloat16))
+            with mock.patch.object(PublishedRanges, "_own", changed):
+                weight_copy.copy_ranges(ranges.of_now())
             found[name] = claimed.take()
     return found
 

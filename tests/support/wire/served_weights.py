@@ -13,7 +13,7 @@ from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from gspo_services.learner.weights.weight_server import WeightServer
-from gspo_services.rollout.weights.fetch import WINDOW_CHUNKS
+from gspo_services.rollout.weights.chunks import WINDOW_CHUNKS
 from gspo_services.shared.net.authenticator import Authenticator
 from gspo_services.shared.net.channel import RouterChannel
 from gspo_services.shared.net.peer import PeerClient
@@ -46,7 +46,7 @@ def a_snapshot(version: int = 1, *, big: bool = False, chunk_bytes: int | None =
     if chunk_bytes is None:
         return snapshot
     manifest = msgspec.structs.replace(snapshot.manifest, chunk_bytes=chunk_bytes)
-    return Snapshot(manifest=manifest, pieces=snapshot.pieces)
+    return Snapshot(manifest=manifest, weights=snapshot.weights)
 
 
 class Served:

@@ -6,25 +6,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from gspo.model.serving_layout import ServedPart
-from gspo_protocol.deltas import ITEM_BYTES
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
-from gspo_services.learner.weights.weight_copy import CopiedParameter, copy_weights
+from gspo_services.learner.weights.version_layout import VersionLayout
+from gspo_services.learner.weights.weight_copy import CopiedRange, WeightCopy, copy_weights
 
 
 def snapshot_from(manifest: Manifest, data: np.ndarray[Any, np.dtype[np.uint8]]) -> Snapshot:
     """A version from its bytes."""
     pieces = [
-        CopiedParameter(
-            data=data[info.offset : info.offset + info.num_bytes],
-            item_bytes=ITEM_BYTES[info.dtype],
-            dtype=info.dtype,
-            tensors=[ServedPart(info.name, tuple(info.shape), 0)],
-        )
+        CopiedRange(info.offset, data[info.offset : info.offset + info.num_bytes])
         for info in manifest.tensors
+        if info.num_bytes
     ]
-    return Snapshot(manifest=manifest, pieces=pieces)
+    return Snapshot(manifest=manifest, weights=WeightCopy(VersionLayout(manifest.tensors), pieces))
 
 
 def bytes_of(snapshot: Snapshot) -> bytes:

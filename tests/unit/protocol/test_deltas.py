@@ -221,7 +221,11 @@ def test_neighbours_of_one_size_share_a_bucket_and_long_ones_are_cut() -> None:
         tensor(38, 2),
         tensor(42, long),
     ]
-    found = [(region.offset, region.num_elements, region.item_bytes) for region in regions(tensors, [0, 1, 2, 3, 4, 6])]
+    runs = [
+        (each.offset, each.offset + each.num_bytes, 4 if each.dtype == "float32" else 2)
+        for each in (tensors[at] for at in (0, 1, 2, 3, 4, 6))
+    ]
+    found = [(region.offset, region.num_elements, region.item_bytes) for region in regions(runs)]
     assert found == [
         (0, 7, 2),
         (14, 5, 4),

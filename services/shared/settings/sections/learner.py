@@ -34,7 +34,8 @@ class Learner(Section):
     num_nodes: int = Field(1, ge=1)
     """Machines that train together. ``gspo learner`` runs on each, and each has num_ranks processes."""
     node_rank: int = Field(0, ge=0)
-    """This machine's number, as in ``--set learner.node_rank=1``. Number 0 talks to the broker and serves the weights."""
+    """This machine's number, as in ``--set learner.node_rank=1``. Number 0 talks to the broker; each serves
+    its ranks' parts of the weights."""
     rendezvous_address: str = ""
     """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
@@ -122,7 +123,7 @@ class Learner(Section):
     checkpoint_every_batches be a multiple of evaluation.every_batches. ``gspo export --checkpoint best`` writes it as a
     model. false: only the newest are kept."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
-    """Rollouts fetch weights here; the learner binds it."""
+    """Rollouts fetch weights here; rank 0 binds it, and each other rank of a machine the next port, for its part of them."""
     advertised_weights_endpoint: str = ""
     """The address that rollouts connect to, if it differs from weights_endpoint, such as a service name. Empty: the same."""
     metrics_port: Port = 9102

@@ -303,6 +303,16 @@ class Settings(BaseModel):
                 f"learner.weights_endpoint is {endpoint!r}, which binds every address but tells rollouts none; set "
                 "learner.advertised_weights_endpoint to what they connect to, such as tcp://learner:7003"
             )
+        if (
+            self.learner.num_nodes > 1
+            and is_private(endpoint)
+            and not is_private(f"tcp://{self.learner.rendezvous_address}")
+        ):
+            raise ValueError(
+                f"learner.weights_endpoint is {endpoint!r} and learner.num_nodes is {self.learner.num_nodes}: each rank "
+                "serves its part of the weights there, which other machines do not reach; set it to every address, such as "
+                "tcp://0.0.0.0:7003, and learner.advertised_weights_endpoint to what rollouts connect to"
+            )
         own = self.rollout.peer_weights_endpoint
         if own.startswith(EVERY_ADDRESS):
             raise ValueError(

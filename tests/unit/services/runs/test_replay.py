@@ -169,6 +169,7 @@ class Driven:
                 trained_batches=index + 1,
                 vocabulary=16,
                 note_digest=lambda _: None,
+                digest=weights.digest(),
             )
         )
         self.broker.tell(Trained(index=index, policy_version=index + 2, metrics={"loss": value, "reward_mean": 0.5}))

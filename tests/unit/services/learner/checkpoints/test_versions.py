@@ -16,18 +16,6 @@ from tests.support.learner.checkpoints import newest_given
 from tests.support.wire.zmq_ends import a_welcome
 
 
-class Weights:
-    """Weights with this digest; counts how often they are hashed."""
-
-    def __init__(self, digest: str) -> None:
-        self.num_hashed = 0
-        self._digest = digest
-
-    def digest(self) -> str:
-        self.num_hashed += 1
-        return self._digest
-
-
 def begun(root: Path, welcome: Welcome, learner: str = "first") -> Versions:
     versions = Versions(root, learner)
     versions.begin(welcome)
@@ -36,7 +24,7 @@ def begun(root: Path, welcome: Welcome, learner: str = "first") -> Versions:
 
 def give(versions: Versions, digest: str, trained_batches: int) -> int:
     """Reserve a number for weights, and note their digest."""
-    number = versions.number(Weights(digest), trained_batches)
+    number = versions.number(digest if versions.needs_digest(trained_batches) else "", trained_batches)
     versions.reserve(number, trained_batches)
     versions.note_digest(number, digest)
     return number
@@ -49,11 +37,10 @@ def after(version: int, trained_batches: int, digest: str) -> Welcome:
 def test_numbers_follow_each_other_and_nothing_is_hashed_for_them(tmp_path: Path) -> None:
     versions = begun(tmp_path, a_welcome())
     for number in range(1, 2 * KEPT):
-        weights = Weights(f"weights {number}")
-        assert versions.number(weights, number - 1) == number
-        assert weights.num_hashed == 0
+        assert not versions.needs_digest(number - 1)
+        assert versions.number("", number - 1) == number
         versions.reserve(number, number - 1)
-        versions.note_digest(number, weights.digest())
+        versions.note_digest(number, f"weights {number}")
     note = read_note(tmp_path)
     assert note is not None
     assert (note.newest, len(note.given)) == (2 * KEPT - 1, KEPT)
@@ -115,9 +102,8 @@ def test_a_number_that_was_never_served_goes_to_any_weights_of_as_many_batches(t
     begun(tmp_path, after(9, 8, "w8")).reserve(10, 9)
     versions = begun(tmp_path, after(9, 8, "w8"), "second")
     assert give(versions, "w8", 8) == 9
-    weights = Weights("other")
-    assert versions.number(weights, 9) == 10
-    assert weights.num_hashed == 0
+    assert not versions.needs_digest(9)
+    assert versions.number("", 9) == 10
 
 
 def test_after_other_weights_no_older_number_is_given(tmp_path: Path) -> None:

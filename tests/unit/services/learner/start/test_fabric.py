@@ -12,7 +12,7 @@ from tests.support.checking.shapes import QWEN3_30B
 
 
 def warnings(folder: Path, device: Device = "cuda", model: dict[str, Any] = QWEN3_30B, **learner: Any) -> list[Any]:
-    given = {"num_nodes": 2, "zero_stage": 3, "rendezvous_address": "learner-0:29500"} | learner
+    given = {"num_nodes": 2, "zero_stage": 3, "rendezvous_address": "127.0.0.1:29500"} | learner
     with capture_logs() as logs:
         warn_without_rdma(model, Settings.model_validate({"learner": given}), device, folder)
     return logs

@@ -1,7 +1,5 @@
 """What is copied for a version: all weights or the adapters, on the first rank or on another."""
 
-import pytest
-
 from gspo_services.learner.weights import AdapterCopy
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.shared.settings.sections import LoraSection, Model, Settings
@@ -14,15 +12,14 @@ def settings(publish: str) -> Settings:
 
 def test_merged_weights_are_copied_as_they_are_served() -> None:
     engine = ServingBigram()
-    copied = VersionCopies(engine, settings("merged"), has_copies=True).copy()  # type: ignore[arg-type]
+    copied = VersionCopies(engine, settings("merged"), rank=0).copy()  # type: ignore[arg-type]
     assert copied is not None
     assert [(each.name, each.dtype) for each in copied.tensors()] == [("table", "bfloat16")]
-    assert engine.asked == ["table"]
 
 
 def test_the_model_below_adapters_is_copied_once() -> None:
     engine = ServingBigram()
-    copies = VersionCopies(engine, settings("adapter"), has_copies=True)  # type: ignore[arg-type]
+    copies = VersionCopies(engine, settings("adapter"), rank=0)  # type: ignore[arg-type]
     first, second = copies.copy(), copies.copy()
     assert isinstance(first, AdapterCopy)
     assert isinstance(second, AdapterCopy)
@@ -31,9 +28,16 @@ def test_the_model_below_adapters_is_copied_once() -> None:
     assert engine.asked == ["base", "probe", "adapter", "probe", "adapter"]
 
 
-@pytest.mark.parametrize(("publish", "asked"), [("merged", ["table"]), ("adapter", ["base", "probe", "adapter"])])
-def test_other_ranks_take_part_in_the_same_collectives_and_get_nothing(publish: str, asked: list[str]) -> None:
+def test_other_ranks_take_part_in_the_collectives_of_an_adapter_and_get_nothing() -> None:
     engine = ServingBigram()
     engine.rank = 1
-    assert VersionCopies(engine, settings(publish), has_copies=False).copy() is None  # type: ignore[arg-type]
-    assert engine.asked == asked
+    assert VersionCopies(engine, settings("adapter"), rank=1).copy() is None  # type: ignore[arg-type]
+    assert engine.asked == ["base", "probe", "adapter"]
+
+
+def test_another_rank_gets_its_part_of_the_same_layout() -> None:
+    engine = ServingBigram()
+    engine.rank = 1
+    copied = VersionCopies(engine, settings("merged"), rank=1).copy()  # type: ignore[arg-type]
+    assert copied is not None
+    assert ([each.name for each in copied.layout.tensors], list(copied.pieces)) == (["table"], [])

@@ -249,6 +249,11 @@ def changed_bucket(index: int, **fields: object) -> Callable[[Manifest], Manifes
     return change
 
 
+def in_one_place(manifest: Manifest) -> Manifest:
+    first, second = manifest.buckets[:2]
+    return structs.replace(manifest, buckets=[first, structs.replace(second, offset=first.offset), *manifest.buckets[2:]])
+
+
 def swapped(manifest: Manifest) -> Manifest:
     return structs.replace(manifest, buckets=manifest.buckets[::-1])
 
@@ -263,7 +268,8 @@ def with_another(manifest: Manifest) -> Manifest:
         (with_another, "its head has digest"),
         (lambda manifest: structs.replace(manifest, num_bytes=manifest.num_bytes + 1), "head and buckets have"),
         (lambda manifest: structs.replace(manifest, head_digest="0" * 64), "the manifest says 000"),
-        (swapped, r"bucket at \d+ begins before"),
+        (swapped, r"bucket at \d+: its changes have digest"),
+        (in_one_place, r"bucket at \d+ begins before"),
         (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, but the delta lacks its digest"),
         (changed_bucket(1, num_elements=71), "changes tensor d, but the delta lacks its digest"),
         # One element, and one byte, too far.

@@ -56,7 +56,7 @@ def test_the_least_time_follows_from_published_rates_and_says_what_bounds_it() -
     # Training is three quarters of what checkpointing computes.
     assert least.useful == pytest.approx(0.75 * least.operations)
     assert least.mfu == pytest.approx(0.75)
-    far = given(num_ranks=2, num_nodes=4, rendezvous_address="h:1")
+    far = given(num_ranks=2, num_nodes=4, rendezvous_address="127.0.0.1:1")
     slower = roofline(shape, far, work, h100)
     assert slower is not None
     assert slower.ring == pytest.approx(least.ring * 450 / 100), "two cards a machine"

@@ -22,17 +22,17 @@ def exactly(value: float) -> Span:
     return Span(value, value)
 
 
-def test_each_rank_has_its_share_and_rank_0_what_it_serves() -> None:
+def test_each_rank_has_its_share_and_rank_0_what_it_writes() -> None:
     found, number = rows(), SHAPE.parameters
     assert found["weights"].device == exactly(2 * number / 8)
     assert found["gradients"].device == exactly(4 * number / 8)
     assert found["masters and moments"].device == exactly(12 * number / 8)
     assert found["checkpoint"].host == exactly(12 * number / 8)
     assert found["checkpoint"].host_of_rank_0 == exactly(GIB / 2)
-    assert found["versions"].host_of_rank_0 == Span(2 * number, 7 * number)
+    assert found["versions"].host == Span(2 * number, 7 * number) * (1 / 8)
     assert found["export"].host_of_rank_0 == exactly(2 * GIB)
     assert "reference" not in found
-    assert found["together"].host == found["checkpoint"].host
+    assert found["together"].host == found["checkpoint"].host + found["versions"].host
     assert found["together"].device.low > (2 + 4 + 12) * number / 8
 
 

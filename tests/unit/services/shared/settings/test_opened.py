@@ -67,16 +67,18 @@ def test_a_rollout_opens_the_model_and_no_tasks(tmp_path: Path) -> None:
     create_environment(settings.environment.name, settings.environment.options)  # there is no file
 
 
-def test_a_node_of_the_learner_beside_the_first_has_no_keys_and_no_broker(tmp_path: Path) -> None:
-    given = ("learner.num_nodes=2", "learner.rendezvous_address=learner-0:29500", "security.keys=/etc/keys")
+def test_a_node_of_the_learner_beside_the_first_has_no_broker_and_the_same_keys(tmp_path: Path) -> None:
+    given = (
+        "learner.num_nodes=2", "learner.rendezvous_address=learner-0:29500", "security.keys=/etc/keys",
+        "learner.weights_endpoint=tcp://0.0.0.0:7003", "learner.advertised_weights_endpoint=tcp://learner-0:7003",
+    )  # fmt: skip
     first, second = (settings_of(tmp_path, "", *given, f"learner.node_rank={number}") for number in (0, 1))
     calls = [[(each.setting, each.process) for each in called_addresses(node, "learner")] for node in (first, second)]
     met = ("learner.rendezvous_address", "learner")
     assert calls == [[("broker.batch_endpoint", "broker"), met], [met]]
-    assert ["security.keys" in {each.setting for each in opened_paths(node, "learner")} for node in (first, second)] == [
-        True,
-        False,
-    ]
+    for node in (first, second):
+        (keys,) = (each for each in opened_paths(node, "learner") if each.setting == "security.keys")
+        assert keys.files == ("learner.secret", "broker*.public", "rollout*.public", "learner.public")
 
 
 def test_a_rollout_calls_the_broker_and_the_services_that_are_named(tmp_path: Path) -> None:
