@@ -90,8 +90,8 @@ class ServingLayout:
             yield ServedParameter.alone(serving_name, tensor.contiguous())
 
     def places(self, name: str, shape: Sequence[int]) -> list[ServedPart] | None:
-        """Return where the serving tensors of the parameter ``name`` with this shape are in it, without its values; None when
-        one of them is not a range of it.
+        """Return where the serving tensors of the parameter ``name`` with this shape are in it, without its values; None
+        when one of them is not a range of it.
 
         Raises: ValueError when another parameter is served under the same name.
         """

@@ -27,6 +27,9 @@ class LearnerMetrics(MetricTable):
     device_acquired = counter("device_acquired_total", "Times the learner got the device")
     device_wait_seconds = counter("device_wait_seconds_total", "Time spent waiting for the rollout to give the device back")
     publish_seconds = histogram("publish_seconds", "Time that training waited for a version to be copied")
+    publish_wait_seconds = counter(
+        "publish_wait_seconds_total", "Of that, the time until the version before was announced: publishing bounds the run"
+    )
     announce_seconds = histogram(
         "announce_seconds",
         "Time from the copy of a version to its announcement, during training: digests, delta",

@@ -111,6 +111,8 @@ class LearnerService:
             scores=broker.scores if settings.learner.keep_best_checkpoint else dict,
         )
         self._failures = BatchFailures(broker, settings.run.directory, rank=engine.rank)
+        self._waited_s = 0.0
+        """How long the last version waited until the one before it was announced."""
         self._saved_batch = 0
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
@@ -226,7 +228,8 @@ class LearnerService:
         trained = self._clock.now()
         self._next_batch = batch.index + 1
         self._publish()
-        metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
+        times = {"train_s": trained - begin, "publish_s": self._clock.now() - trained, "publish_wait_s": self._waited_s}
+        metrics = {**report.metrics, **times}
         self._report(batch.index, metrics, num_tokens=batch.num_tokens, items=len(batch.items))
         with self._profile.phase("checkpoint"):
             self._save_if_due()
@@ -270,8 +273,11 @@ class LearnerService:
             self._health.progress()
             return
         # Before the copy: at most one copy exists besides the served weights.
+        begin = self._clock.now()
         with self._profile.phase("publish"):
             self._broker.wait_for_room()
+        self._waited_s = self._clock.now() - begin
+        self._metrics.publish_wait_seconds.inc(self._waited_s)
         with self._profile.phase("export"):
             copied = self._copies.copy()
         with self._profile.phase("publish"):

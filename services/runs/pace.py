@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 LEAST_BATCHES: Final = 4
+WORTH_SAYING: Final = 0.1
+"""Of a batch's time: below that, publishing is not what makes the run slow."""
 NEVER_WAITS: Final = 0.93
 """A learner that works so much of the time makes the run wait: a tenth of a batch's time is between batches anyway."""
 
@@ -21,6 +23,8 @@ class RecentPace:
     """Of one batch."""
     learner_s: float
     """Of these, training and publishing."""
+    announcing_s: float = 0.0
+    """Of the learner's, the wait until the version before is announced."""
 
     @property
     def working(self) -> float:
@@ -30,6 +34,12 @@ class RecentPace:
     def advice(self, *, max_lag: int) -> str:
         """Say what would make the run faster, and by how much at most."""
         said = f"a batch takes {self.seconds:.1f} s, and the learner works {self.working:.0%} of it: "
+        if self.announcing_s >= WORTH_SAYING * self.seconds:
+            return (
+                f"{said}for {self.announcing_s:.1f} s of them it waits until all ranks have encoded the version before. "
+                "Publishing bounds the run: more ranks share it, and with more updates a version "
+                "(batch.mini_batches) there are fewer of them"
+            )
         if self.working >= NEVER_WAITS:
             return (
                 f"{said}samples are there before it asks. Only a faster learner makes this run faster: more ranks or GPUs, "
@@ -56,4 +66,6 @@ def pace_of(rows: Sequence[Mapping[str, Any]]) -> RecentPace | None:
     in_a_row = bool((np.diff(table[:, 0]) == 1).all())
     if not (in_a_row and np.isfinite(table).all() and seconds > 0 and learner_s > 0):
         return None
-    return RecentPace(seconds, learner_s)
+    # Runs of older releases have no such column.
+    waits = [float(row.get("publish_wait_s") or 0.0) for row in rows[1:]]
+    return RecentPace(seconds, learner_s, announcing_s=sum(waits) / number)

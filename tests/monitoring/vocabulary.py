@@ -86,7 +86,7 @@ def diagnostics() -> dict[str, float]:
     # Other batches have the buckets that this one leaves empty.
     names = {key.partition("/")[0] for key in metrics if key.endswith("/lag_5_up")}
     lags = {f"{name}/{bucket}": 0.0 for name in names for bucket in ("lag_0", "lag_1", "lag_2", "lag_3_4")}
-    return {**lags, **metrics, **tally.metrics(torch.Tensor.clone), "train_s": 1.0, "publish_s": 1.0}
+    return {**lags, **metrics, **tally.metrics(torch.Tensor.clone), "train_s": 1.0, "publish_s": 1.0, "publish_wait_s": 0.1}
 
 
 def recorded(rules: Iterable[dict[str, Any]]) -> dict[str, str]:

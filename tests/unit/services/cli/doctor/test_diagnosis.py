@@ -291,6 +291,14 @@ def test_a_run_that_does_not_learn_is_wrong_with_answers_beside_what_was_expecte
     assert said[-1] == "no: the reward was 0 in all 192 answers"
 
 
+def test_a_run_that_publishing_bounds_hears_so_and_a_little_waiting_is_not_told() -> None:
+    batches = [{**row, "publish_wait_s": 0.7} for row in batches_at(0.0, 6.4, 12.8, 19.2, 25.6)]
+    texts = [each.text for each in diagnose(replace(HEALTHY, batches=batches))]
+    assert any("for 0.7 s of them it waits until all ranks have encoded the version before" in text for text in texts)
+    seldom = [{**row, "publish_wait_s": 0.6} for row in batches]
+    assert not any("Publishing bounds" in each.text for each in diagnose(replace(HEALTHY, batches=seldom)))
+
+
 @pytest.mark.parametrize(
     ("every_s", "max_lag", "said"),
     [

@@ -183,8 +183,12 @@ def test_a_model_that_is_larger_than_the_gpu_leaves_no_cache() -> None:
 
 def test_machines_hold_versions_and_the_copy_of_a_checkpoint() -> None:
     shape = shape_of(QWEN3_30B)
-    given = settings(model={"dtype": "bfloat16"}, learner={"num_ranks": 8, "num_nodes": 2, "rendezvous_address": "127.0.0.1:1",
-                                                           "zero_stage": 3, "dtype": "bfloat16"})  # fmt: skip
+    given = settings(
+        model={"dtype": "bfloat16"},
+        learner={
+            "num_ranks": 8, "num_nodes": 2, "rendezvous_address": "127.0.0.1:1", "zero_stage": 3, "dtype": "bfloat16",
+        },
+    )  # fmt: skip
     memory = learner_memory(shape, given, cuda=True)
     host = learner_host(shape, given, memory)
     version = 2 * shape.parameters
