@@ -10,17 +10,20 @@ from gspo_services.shared.settings import Settings
 
 MIB: Final = 2.0**20
 COPY: Final = Span(1.0e9, 9.0e9)
-"""Bytes a second from the learner's tensors into the host's memory: 0.11 CPU s a GB on a loaded machine."""
+"""Bytes a second from a rank's tensors into the host's memory: 0.11 CPU s a GB on a loaded machine."""
 HASH: Final = Span(2.0e9, 5.0e9)
 """Bytes a second and core of the sums of tiles: 0.18 to 0.21 CPU s a GB (docs/evidence/performance.md)."""
 ENCODE: Final = Span(0.4e9, 2.0e9)
 """Bytes a second and core of comparing two versions and encoding what differs: 0.5 CPU s a GB at 1 % changed, 1.4 at 7 %."""
-CHECK: Final = Span(45 * MIB, 200 * MIB)
-"""Bytes a second and core of a rollout that applies a version, and of an engine without a GPU that sums its parameters."""
+ENCODING_CORES: Final = 4
+"""More do not help one rank: they wait for each other."""
+CHECK: Final = Span(0.5e9, 2.0e9)
+"""Bytes a second and core of a rollout that applies a version and writes its changes for the engine: 0.4 to 1.2 CPU s a GB
+at 1 % changed."""
 NETWORK: Final = Span(0.4e9, 1.6e9)
-"""Bytes a second that the learner sends to all rollouts."""
+"""Bytes a second that a rank sends to all rollouts."""
 WRITE_AND_LOAD: Final = Span(0.4e9, 1.5e9)
-"""Bytes a second of writing a file into memory and SGLang's load of it."""
+"""Bytes a second that an engine loads."""
 DELTA_SHARE: Final = {True: 0.05, False: 1.0}
 """Share of the bytes that are sent: bfloat16 at 1e-6 changes 1 %, at 1e-5 7 %. Float32 changes almost everywhere."""
 FIXED_S: Final = Span(0.05, 0.5)
@@ -30,19 +33,22 @@ FIXED_S: Final = Span(0.05, 0.5)
 def version_span(shape: ModelShape, settings: Settings, *, cores: int, num_rollouts: int) -> Span:
     """Estimate seconds, from rates measured on 2 cores without a GPU; engines' loads on GPUs are assumed.
 
-    Export, digests and delta come one after the other on the learner; then transfer, checks and load on each rollout.
-    ``cores``: of the learner's machine, and of each rollout.
+    Copy, sums and delta come one after the other on each rank, for its part; then transfer from all ranks, and checks and
+    load on each rollout. ``cores``: of each of the learner's machines, and of each rollout.
     """
+    learner = settings.learner
+    # Weights that adapters change are on rank 0 alone.
+    machines, ranks = (1, 1) if settings.lora.is_used else (learner.num_nodes, learner.num_ranks * learner.num_nodes)
     size = float(BYTES[settings.model.dtype] * shape.parameters)
     sent = size * DELTA_SHARE[settings.model.dtype == "bfloat16"]
     fan_out = 2 if settings.rollout.peer_weights_endpoint else max(1, num_rollouts)
     parts = (
-        (size, COPY),
-        (size / cores, HASH),
-        (size, ENCODE * min(cores, 4)),
-        (sent * fan_out, NETWORK),
+        (size / ranks, COPY),
+        (size / (cores * machines), HASH),
+        (size / machines, ENCODE * min(cores, ENCODING_CORES * ranks // machines)),
+        (sent * fan_out / ranks, NETWORK),
         (size / cores, CHECK),
-        (size, WRITE_AND_LOAD),
+        (sent, WRITE_AND_LOAD),
     )
     total = FIXED_S
     for num_bytes, rate in parts:

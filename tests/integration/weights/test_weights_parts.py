@@ -16,6 +16,7 @@ from msgspec import structs
 from gspo_protocol.channels import WEIGHTS
 from gspo_protocol.messages import Manifest, WeightPart, WeightRequest
 from gspo_services.learner.weights import other_ranks
+from gspo_services.rollout.weights import chunks
 from gspo_services.rollout.weights import parts as fetching
 from gspo_services.rollout.weights.chunks import FetchError
 from gspo_services.rollout.weights.fetch import fetch_newest
@@ -41,10 +42,10 @@ class Receiver:
         self.ranks: RankConnections | None = RankConnections(connected, MonotonicClock(), stall_s=0.3)
         self.kinds: Counter[str] = Counter()
 
-    async def fetch(self) -> Replica:
+    async def fetch(self, stall_s: float = chunks.STALL_S) -> Replica:
         async with asyncio.timeout(PATIENCE_S):
             found = await fetch_newest(
-                self.client, self.replica.policy_version, self.replica, ranks=self.ranks,
+                self.client, self.replica.policy_version, self.replica, ranks=self.ranks, stall_s=stall_s,
                 fetched=lambda manifest: self.kinds.update([manifest.kind]),
             )  # fmt: skip
         assert found is not None
@@ -198,6 +199,40 @@ async def test_a_version_of_which_every_element_changed_is_a_snapshot() -> None:
         whole = await learner.publish()
         assert content(await receiver.fetch()) == bytes_of(whole)
         assert receiver.kinds == {"snapshot": 2}
+
+
+async def test_a_part_that_never_comes_ends_the_fetch_and_not_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank has died between the announcement and the fetch: neither it nor rank 0 has its part."""
+    monkeypatch.setattr(other_ranks, "SILENCE_S", 0.1)
+    async with shared_learner(2, CUTS) as learner, receiving(learner) as receiver:
+        server, silent = learner.others[0]._server, True
+        send = server.send_chunks
+
+        async def seldom(incoming: Any, request: WeightRequest) -> None:
+            if not silent:
+                await send(incoming, request)
+
+        monkeypatch.setattr(server, "send_chunks", seldom)
+        whole = await learner.publish()
+        with pytest.raises(FetchError, match=r"version 1: chunk 0 did not come in 6 requests"):
+            await receiver.fetch(stall_s=0.2)
+        assert receiver.replica.policy_version == 0
+        silent = False
+        assert content(await receiver.fetch()) == bytes_of(whole)
+
+
+async def test_bits_that_are_no_numbers_and_the_sign_of_zero_arrive() -> None:
+    async with shared_learner(2, CUTS) as learner, receiving(learner) as receiver:
+        await learner.publish()
+        await receiver.fetch()
+        for tensor in learner.tensors.values():
+            bits = tensor.contiguous().view(-1).view(torch.int16)
+            bits[: len(bits) // 3 : 7] = 0x7FC1 if len(bits) % 2 else -0x8000
+            tensor.view(-1).copy_(bits.view(tensor.dtype))
+        for _ in range(2):
+            whole = await learner.publish()
+            assert content(await receiver.fetch()) == bytes_of(whole)
+        assert receiver.kinds == {"snapshot": 1, "delta": 2}
 
 
 # --- what a manifest may say of its parts -------------------------------------------------------------------------------

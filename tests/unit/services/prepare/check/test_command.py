@@ -59,8 +59,8 @@ def test_every_overlay_passes_with_the_models_config_alone(
     assert findings["architecture"]["status"] == findings["ranks"]["status"] == "ok"
     if "qwen3-30b" in overlay:
         assert findings["learner memory"]["status"] == findings["engine memory"]["status"] == "ok"
-        # The deadline of 2 versions is shorter than a version of 61 GB and an answer of 2,048 tokens.
-        assert (findings["lag"]["status"] in ("note", "warn"), findings["lag"]["basis"]) == (True, "estimated")
+        # Sixteen ranks publish a version of 61 GB well within the deadline of 2 versions.
+        assert (findings["lag"]["status"], findings["lag"]["basis"]) == ("ok", "estimated")
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)

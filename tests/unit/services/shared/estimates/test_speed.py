@@ -93,9 +93,11 @@ def test_a_device_of_unknown_speed_has_no_estimate() -> None:
     assert pace_of(shape_of(TINY), DEMO, unknown, work_of(DEMO, 9), 1) is None
 
 
-def test_a_version_of_30b_takes_minutes_and_one_of_the_tiny_model_less_than_a_second() -> None:
+def test_a_version_of_30b_takes_seconds_on_several_ranks_and_one_of_the_tiny_model_less_than_one() -> None:
     thirty = version_span(shape_of(QWEN3_30B), GPU, cores=16, num_rollouts=8)
-    assert 60 < thirty.low < thirty.high < 900
+    assert 5 < thirty.low < thirty.high < 90
+    alone = GPU.model_copy(update={"learner": GPU.learner.model_copy(update={"num_ranks": 1})})
+    assert version_span(shape_of(QWEN3_30B), alone, cores=16, num_rollouts=8).low > 2 * thirty.low
     tiny = version_span(shape_of(TINY), DEMO, cores=2, num_rollouts=2)
     assert tiny.low > 0.01
     assert tiny.high < 1
