@@ -75,7 +75,7 @@ def kill_rank(process: Process, rank: int) -> None:
     raise AssertionError(f"rank {rank} is not there")
 
 
-class Rollout:
+class Fetching:
     """Fetches whatever was announced, and notes the digests that it had, by version."""
 
     def __init__(self, context: zmq.asyncio.Context, directory: Path) -> None:
@@ -132,7 +132,7 @@ async def test_no_rollout_ever_has_a_mixed_version(tmp_path: Path, monkeypatch: 
         broker.last = 10**6
         content = CONFIG.format(directory=tmp_path, broker=end.endpoint)
         (tmp_path / "run.toml").write_text(content, encoding="utf-8")
-        rollout = Rollout(context, tmp_path / "copy")
+        rollout = Fetching(context, tmp_path / "copy")
         announced: dict[int, set[str]] = {}
         async with in_background(broker.serve()):
             for number in range(KILLS):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 """The seeds take over a minute where nothing else runs."""
 OFTEN = 2
 """How often each kind of weather must have come in these seeds."""
-RARE = ("all tasks rest",)
+RARE = ("all tasks rest", "step diverged")
 """What comes once is enough."""
 KINDS = (
     "kill broker", "kill learner", "kill rollout", "terminate broker", "terminate learner", "terminate rollout",

@@ -373,7 +373,7 @@ async def test_a_closed_client_refuses_calls_instead_of_waiting() -> None:
         lambda: client.take(1.0),
         lambda: client.flush(1.0),
     ):
-        with pytest.raises(ServiceError, match="connection to the broker is closed"):
+        with pytest.raises(ServiceError, match="the learner's sockets are closed"):
             call()
 
 

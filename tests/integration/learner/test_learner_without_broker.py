@@ -83,7 +83,7 @@ def without_broker(engine: ServingBigram, directory: Path) -> LearnerService:
 def test_ranks_keep_meeting_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
     """A collective in which one rank is half an hour late fails."""
     engine = SecondRank(
-        [NOT_YET], [NOT_YET], [0], [-1, -1], [41], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET]
+        [NOT_YET], [NOT_YET], [0], [-1, -1], [0], [41], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET]
     )
     engine.rounds_of_the_first = 2
     # Rank 0 makes the directory of a checkpoint; this rank needs one to write into.

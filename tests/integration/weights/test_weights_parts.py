@@ -25,7 +25,7 @@ from gspo_services.rollout.weights.replica import Replica
 from gspo_services.shared.net import PeerClient
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.wire.replicas import content
-from tests.support.wire.shared_version import SharedLearner, shared_learner
+from tests.support.wire.shared_version import SharedVersions, shared_learner
 from tests.support.wire.snapshots import bytes_of
 from tests.support.wire.zmq_ends import PATIENCE_S, a_client, in_background, zmq_context
 
@@ -53,7 +53,7 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(learner: SharedLearner, name: str = "r") -> AsyncIterator[Receiver]:
+async def receiving(learner: SharedVersions, name: str = "r") -> AsyncIterator[Receiver]:
     async with zmq_context() as context:
         numbers = iter(range(1, 1000))
 

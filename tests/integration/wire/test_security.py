@@ -317,7 +317,7 @@ async def test_only_rollouts_get_weights(keys: Path) -> None:
             async with in_background(rollout.run()):
                 assert (await rollout.connected_welcome()).run_id == "weights"
             operator = a_client(outside, WEIGHTS, channel.endpoint, security=security_of(keys, "operator"))
-            assert "only keys of rollout may use this channel" in await refusal_of(operator)
+            assert "only keys of rollout and learner may use this channel" in await refusal_of(operator)
     refused = {"reason": "wrong_role"}
     # More than five where a busy machine lets the refused peer wait for its answer, and it connects again.
     assert (registry.get_sample_value("gspo_learner_refused_connections_total", refused) or 0.0) >= 5.0

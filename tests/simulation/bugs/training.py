@@ -94,7 +94,7 @@ TRAINING = (
     Bug(
         name="the same weights get a new number after a restart",
         module="gspo_services.learner.checkpoints.versions",
-        old="if not known.digest or known.digest == weights.digest():",
+        old="if not known.digest or known.digest == digest:",
         new="if False:",
         invariants=("G3 nothing is dropped as stale",),
         is_deterministic=True,
@@ -102,7 +102,7 @@ TRAINING = (
     Bug(
         name="other weights keep the number after a restart",
         module="gspo_services.learner.checkpoints.versions",
-        old="if not known.digest or known.digest == weights.digest():",
+        old="if not known.digest or known.digest == digest:",
         new="if True:",
         invariants=("one version, one content", "no peer"),
         seed=1,

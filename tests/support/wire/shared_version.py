@@ -37,7 +37,7 @@ def cut_copy(weights: WeightCopy, cuts: Cut, num_ranks: int) -> list[WeightCopy]
     return [WeightCopy(weights.layout, each) for each in pieces]
 
 
-class SharedLearner:
+class SharedVersions:
     """Publishes step after step from the ranks' own servers."""
 
     def __init__(self, context: zmq.asyncio.Context, num_ranks: int, cuts: Cut) -> None:
@@ -98,16 +98,16 @@ class SharedLearner:
 
 
 @contextlib.asynccontextmanager
-async def shared_learner(num_ranks: int, cuts: Cut, endpoints: Sequence[str] = ()) -> AsyncIterator[SharedLearner]:
+async def shared_learner(num_ranks: int, cuts: Cut, endpoints: Sequence[str] = ()) -> AsyncIterator[SharedVersions]:
     async with zmq_context() as context:
-        learner = SharedLearner(context, num_ranks, cuts)
+        learner = SharedVersions(context, num_ranks, cuts)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(_serve(learner, endpoints), name="ranks")
             yield learner
             running.cancel()
 
 
-async def _serve(learner: SharedLearner, endpoints: Sequence[str]) -> None:
+async def _serve(learner: SharedVersions, endpoints: Sequence[str]) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             learner.begin(tasks, endpoints)
