@@ -237,7 +237,7 @@ def test_the_check_has_nothing_against_a_chart_but_that_its_keys_are_missing(mad
     """Helm's files come in another order than kustomize's objects."""
     found = faults(list(installed(made("qwen3-30b-a3b")[1], "gspo").values()))
     assert [fault.text for fault in found if not fault.text.startswith("security.keys /etc/gspo/keys has no ")] == []
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 def test_a_download_that_does_not_run_need_not_fit(made: Made) -> None:
