@@ -24,7 +24,7 @@ from gspo_services.rollout.weights.parts import RankConnections
 from gspo_services.rollout.weights.replica import DeltaBytes, Replica
 from gspo_services.shared.net import PeerClient
 from gspo_services.shared.runtime.clock import MonotonicClock
-from tests.ranks.test_two_nodes import Broker
+from tests.support.learner.giving_broker import GivingBroker
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, zmq_context
 
@@ -106,7 +106,7 @@ class Fetching:
             self.had.setdefault(found.policy_version, set()).add(found.digest)
 
 
-async def published_at(broker: Broker) -> str:
+async def published_at(broker: GivingBroker) -> str:
     """Wait for a version, and return where it is."""
     await broker.until(lambda heard: any(isinstance(each, Published) for each in heard))
     return next(each.endpoint for each in broker.told if isinstance(each, Published))
@@ -128,7 +128,7 @@ async def test_no_rollout_ever_has_a_mixed_version(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(kind, "put", told(kind.put))
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH, ANY_PORT)
-        broker = Broker(end)
+        broker = GivingBroker(end)
         broker.last = 10**6
         content = CONFIG.format(directory=tmp_path, broker=end.endpoint)
         (tmp_path / "run.toml").write_text(content, encoding="utf-8")

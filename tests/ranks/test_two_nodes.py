@@ -21,16 +21,16 @@ import zmq.asyncio
 from safetensors.torch import load_file
 
 from gspo_protocol.channels import BATCH, WEIGHTS
-from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
+from gspo_protocol.messages import Checkpointed, Resume, Trained
 from gspo_services.learner.checkpoints.format import read_metadata
 from gspo_services.learner.checkpoints.state_files import TensorDirectory
 from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.rollout.weights.replica import Replica
 from tests.support.learner.checkpoints import find_latest
-from tests.support.learner.scripted_broker import a_training_batch, send_batch
+from tests.support.learner.giving_broker import GivingBroker
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.processes.ports import free_ports
-from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
+from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, zmq_context
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
@@ -60,42 +60,6 @@ checkpoint_every_batches = 2
 metrics_port = 0
 weights_endpoint = "{weights}"
 """
-
-
-class Broker:
-    """Has a batch for every request up to ``last``, then, if it ``ends``, the end of the run. Keeps all reports."""
-
-    def __init__(self, end: ScriptedEnd) -> None:
-        self._end = end
-        self._news = asyncio.Condition()
-        self._given: set[int] = set()
-        self.last = 2
-        self.ends = False
-        self.told: list[Message] = []
-
-    async def serve(self) -> None:
-        while True:
-            incoming = await self._end.channel.receive()
-            assert incoming.received is not None, incoming.error
-            self._end.peer = incoming.peer
-            message = incoming.received.message
-            if isinstance(message, Hello):
-                self._given.clear()
-                await self._end.reply(a_welcome())
-            elif incoming.received.seq is not None:
-                await self._end.acknowledge(incoming.received)
-            elif isinstance(message, BatchRequest) and message.index <= self.last and message.index not in self._given:
-                self._given.add(message.index)
-                await send_batch(self._end, a_training_batch(message.index, message.policy_version))
-            elif isinstance(message, BatchRequest) and message.index > self.last and self.ends:
-                await self._end.reply(EndOfRun(index=message.index, reason="enough"))
-            async with self._news:
-                self.told.append(message)
-                self._news.notify_all()
-
-    async def until(self, condition: Callable[[list[Message]], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._news:
-            await self._news.wait_for(lambda: condition(self.told))
 
 
 def configure(work: Path, broker: str) -> tuple[int, str]:
@@ -169,7 +133,7 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH, ANY_PORT)
         _, weights = configure(tmp_path, end.endpoint)
-        broker = Broker(end)
+        broker = GivingBroker(end)
         async with in_background(broker.serve()):
             async with started(tmp_path, "first") as (first, second):
                 await broker.until(lambda told: sum(isinstance(message, Trained) for message in told) == 3)
@@ -217,7 +181,7 @@ async def test_after_the_end_both_machines_stay_until_one_is_asked_to_stop_and_a
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH, ANY_PORT)
         port, weights = configure(tmp_path, end.endpoint)
-        broker = Broker(end)
+        broker = GivingBroker(end)
         broker.last, broker.ends = -1, True
         (health,) = free_ports(1)
         page = f"http://127.0.0.1:{health}"
