@@ -129,7 +129,7 @@ class Manifest(Message, frozen=True, tag="manifest"):
     adapter: AdapterInfo | None = None
     """None: the version has all weights."""
     parts: Annotated[list[WeightPart], Meta(max_length=limits.MAX_WEIGHT_PARTS)] = []
-    """Together all bytes; those of a delta follow one another in it. None: there is one part, here."""
+    """Together all bytes; those of a delta follow one another in it. Empty: there is one part, here."""
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):

@@ -24,7 +24,7 @@ from gspo_services.rollout.weights.parts import RankConnections
 from gspo_services.rollout.weights.replica import DeltaBytes, Replica
 from gspo_services.shared.net import PeerClient
 from gspo_services.shared.runtime.clock import MonotonicClock
-from tests.support.learner.giving_broker import GivingBroker
+from tests.support.broker.giving_broker import GivingBroker
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, zmq_context
 

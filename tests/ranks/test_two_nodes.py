@@ -26,8 +26,8 @@ from gspo_services.learner.checkpoints.format import read_metadata
 from gspo_services.learner.checkpoints.state_files import TensorDirectory
 from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.rollout.weights.replica import Replica
+from tests.support.broker.giving_broker import GivingBroker
 from tests.support.learner.checkpoints import find_latest
-from tests.support.learner.giving_broker import GivingBroker
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.processes.ports import free_ports
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, zmq_context

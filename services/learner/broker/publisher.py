@@ -32,13 +32,12 @@ from gspo_services.learner.weights import (
 )
 from gspo_services.shared.net import Authenticator, RouterChannel, Security
 from gspo_services.shared.runtime.clock import Clock
-from gspo_services.shared.settings import Settings, is_private
+from gspo_services.shared.settings import EVERY_ADDRESS, Settings, is_private
 
 log = structlog.get_logger()
 
 KEPT_DELTAS: Final = 4.0
 """A rank keeps deltas up to this share of its part: rank 0, which says what there is, forgets each of them sooner."""
-_EVERY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +80,7 @@ class PartPublisher:
         self._others = OtherRanks(context, security=security, clock=clock) if rank == 0 else None
         self.endpoint: Final = channel.endpoint
         """Where it is bound."""
+        self._advertised = settings.learner.advertised_weights_endpoint or self.endpoint
         self._server = WeightServer(channel, self._store, metrics, others=self._others)
         self.encoding = False
         """Sums and a delta are being computed: that takes time, whatever the broker does."""
@@ -145,20 +145,8 @@ class Publisher(PartPublisher):
 
     _others: OtherRanks
 
-    def __init__(
-        self,
-        settings: Settings,
-        context: zmq.asyncio.Context,
-        *,
-        security: Security,
-        clock: Clock,
-        metrics: LearnerMetrics,
-    ) -> None:
-        """Bind. Raises: EndpointError; ConfigurationError when keys cannot be used."""
-        super().__init__(settings, context, security=security, clock=clock, metrics=metrics)
-        self._advertised = settings.learner.advertised_weights_endpoint or self.endpoint
-        self.policy_version = 0
-        """The newest version that can be fetched."""
+    policy_version = 0
+    """The newest version that can be fetched."""
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Have ``tasks`` serve until they are cancelled."""
@@ -226,9 +214,9 @@ def reachable_endpoint(bound: str, *, advertised: str, towards: str) -> str:
     ``advertised``: where rank 0 is found. ``towards``: rank 0's host as the ranks call it; on a single machine it is known
     to nobody else, and the host of ``advertised`` is this one.
     """
-    host, _, port = bound.removeprefix("tcp://").rpartition(":")
-    if host not in _EVERY_ADDRESS:
+    if not bound.startswith(EVERY_ADDRESS):
         return bound
+    port = bound.rpartition(":")[2]
     if is_private(f"tcp://{towards}:{port}"):
         return f"{advertised.rpartition(':')[0]}:{port}"
     found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)

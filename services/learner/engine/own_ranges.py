@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,10 +88,8 @@ class PublishedRanges:
         return self._shares.get(id(value), WHOLE)
 
     def _places(self, name: str, shape: Sequence[int]) -> list[ServedPart] | None:
-        places, size = self._serving.places(name, shape), 1
-        for each in shape:
-            size *= each
-        return None if places is None else parts_in_order(places, size)
+        places = self._serving.places(name, shape)
+        return None if places is None else parts_in_order(places, math.prod(shape))
 
     def _converted(self, name: str, value: Tensor) -> list[ServedPart]:
         """What is served of a parameter that is not served as it lies, one after the other as it is converted."""

@@ -31,6 +31,8 @@ from gspo_services.shared.weights import (
 )
 
 PieceSums = list[tuple[ShardPiece, Sums]]
+Former = tuple[Sequence[Mapping[str, Shard]], Sequence[RankSums]]
+"""The ranks' shards, and what the ranks reported of them."""
 Rectangle = tuple[int, tuple[int, int], tuple[int, int]]
 """A tensor's index, rows, and columns in bytes."""
 
@@ -51,8 +53,8 @@ class Summed:
             (directory / places_file(rank)).write_bytes(msgspec.msgpack.encode(placed))
 
 
-def compare_sums(expected: Summed, reported: Sequence[RankSums], former: Sequence[Mapping[str, Sums]] = ()) -> Verification:
-    """Compare what each rank reports. ``former``: what ``sums_by_name`` was of what each had before, to say so."""
+def compare_sums(expected: Summed, reported: Sequence[RankSums], former: Former | None = None) -> Verification:
+    """Compare what each rank reports. ``former``: what each had before, to say so; None: unknown."""
     ranks = [_Rank(rank, shards, each) for rank, (shards, each) in enumerate(zip(expected.shards, reported, strict=True))]
     infos = [info for info, _ in expected.sent]
     parameters = layouts(infos)
@@ -78,12 +80,6 @@ def compare_sums(expected: Summed, reported: Sequence[RankSums], former: Sequenc
         names = [infos[index].name for index in sorted(wrong)]
         found.append(Verification(mismatched=names, unverified=unverified))
     return joined(found)
-
-
-def sums_by_name(expected: Summed, reported: Sequence[RankSums]) -> list[dict[str, Sums]]:
-    """Return the sums of each rank's parameters."""
-    ranks = [_Rank(rank, shards, each) for rank, (shards, each) in enumerate(zip(expected.shards, reported, strict=True))]
-    return [{name: _row(each) for name, each in rank.pieces.items()} for rank in ranks]
 
 
 class _Rank:
@@ -147,7 +143,7 @@ def _is_right(pieces: PieceSums, expected: Summed) -> bool:
     return all(np.array_equal(sums, _of_bytes(piece, piece, expected)) for piece, sums in pieces)
 
 
-def _whose(rank: _Rank, name: str, ranks: Sequence[_Rank], expected: Summed, former: Sequence[Mapping[str, Sums]]) -> str:
+def _whose(rank: _Rank, name: str, ranks: Sequence[_Rank], expected: Summed, former: Former | None) -> str:
     """Identify a wrong shard, where possible."""
     own = rank.pieces.get(name)
     if own is None or len(ranks) == 1:
@@ -159,8 +155,11 @@ def _whose(rank: _Rank, name: str, ranks: Sequence[_Rank], expected: Summed, for
             if all(np.array_equal(sums, _of_bytes(piece, their, expected)) for (piece, sums), their in pairs):
                 return f" (it has the shard of {other.label})"
     place = next(at for at, each in enumerate(ranks) if each is rank)
-    if place < len(former) and name in former[place] and np.array_equal(former[place][name], _row(own)):
-        return " (it has the shard of the version before)"
+    if former is not None and place < len(former[0]):
+        # Only here: it takes a while, and seldom does anything differ.
+        before = _Rank(place, former[0][place], former[1][place]).pieces.get(name)
+        if before is not None and np.array_equal(_row(before), _row(own)):
+            return " (it has the shard of the version before)"
     return ""
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import structlog
 
 from gspo_protocol.messages import TensorInfo
-from gspo_protocol.tiles import Sums
 from gspo_services.rollout.sglang import Engine, RankChecksums
-from gspo_services.rollout.weights.sums import Summed, compare_sums, sums_by_name
+from gspo_services.rollout.weights.sums import Former, Summed, compare_sums
 from gspo_services.rollout.weights.verification import Verification, joined, tied_head
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.weights import (
@@ -64,7 +63,7 @@ class Verifier:
         self._checksums = ShardChecksums()
         self._former: Expected | None = None
         """What the engine was last seen to hold."""
-        self._former_sums: list[dict[str, Sums]] = []
+        self._former_sums: Former | None = None
         self.known: Collection[str] = ()
         """The names of the parameters that the engine last reported; none: it was not asked yet."""
 
@@ -145,7 +144,7 @@ class Verifier:
         self.known = reported[0].sizes
         verification = await asyncio.to_thread(compare_sums, expected, reported, self._former_sums)
         if verification.ok:
-            self._former_sums = sums_by_name(expected, reported)
+            self._former_sums = expected.shards, reported
         return verification
 
 

@@ -14,7 +14,7 @@ from gspo_services.shared.settings.configuration import (
     override_settings,
     require_model,
 )
-from gspo_services.shared.settings.exposure import EXPOSED, is_private
+from gspo_services.shared.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.hub import FETCHED, SCHEME, hub_name, local_path
 from gspo_services.shared.settings.keys import (
@@ -68,6 +68,7 @@ from gspo_services.shared.settings.sections import (
 from gspo_services.shared.settings.told import HIDDEN, told_settings
 
 __all__ = [
+    "EVERY_ADDRESS",
     "EXPOSED",
     "FETCHED",
     "HIDDEN",

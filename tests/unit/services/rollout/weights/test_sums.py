@@ -11,7 +11,7 @@ import torch
 
 from gspo_protocol.messages import TensorInfo
 from gspo_services.rollout.sglang import RankSums
-from gspo_services.rollout.weights.sums import Summed, compare_sums, sums_by_name
+from gspo_services.rollout.weights.sums import Summed, compare_sums
 from gspo_services.rollout.weights.verification import Verification
 from gspo_services.shared.sglang_sums import sum_parameters
 from gspo_services.shared.weights import Spread, shards, sums_file
@@ -99,7 +99,7 @@ def test_what_each_rank_has_instead_is_named(tmp_path: Path) -> None:
     spread = Spread(tensor=2)
     before, after = random_weights(experts=4, seed=1), random_weights(experts=4, seed=2)
     first = Server(tmp_path, before, spread)
-    former = sums_by_name(first.expected, first.report())
+    former = (first.expected.shards, first.report())
     server = Server(tmp_path, after, spread)
     o_proj, qkv = f"{LAYER}.self_attn.o_proj.weight", f"{LAYER}.self_attn.qkv_proj.weight"
     server.ranks[1][o_proj] = first.ranks[1][o_proj]
