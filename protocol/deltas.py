@@ -38,6 +38,8 @@ TENSOR_DIGEST_BYTES: Final = 32
 CHANGES_DIGEST_BYTES: Final = 16
 _UNSIGNED: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _MORE: Final = 255
+_COMPARED: Final = 256 * 1024
+"""So many elements are compared at a time."""
 _MANY_WIDE: Final = 1 / 8
 _RESIDUES: Final = 8
 _BEHIND: Final = 4
@@ -89,10 +91,9 @@ def regions(runs: Iterable[tuple[int, int, int]]) -> Iterator[Region]:
 
 def encode_region(before: Values, after: Values, region: Region) -> Changes | None:
     """Encode the changes of ``region``; None where there are none. Its elements in the two versions: unsigned [as many]."""
-    positions = np.flatnonzero(before != after)
+    positions, was, now = _changed(before, after)
     if not len(positions):
         return None
-    was, now = before[positions], after[positions]
     # Unsigned, so that it wraps around: -4 .. 3 become 0 .. 7.
     near = (now - was + was.dtype.type(_BEHIND)) < _RESIDUES
     residues = np.where(near, now % _RESIDUES, _ABSOLUTE).astype(np.uint8)
@@ -102,6 +103,20 @@ def encode_region(before: Values, after: Values, region: Region) -> Changes | No
         streams += _planes(_rotated(far, 1))
     digest = changes_digest(streams[0].data, was, now)
     return Changes(region=region, num_changed=len(positions), num_absolute=len(far), streams=streams, digest=digest)
+
+
+def _changed(before: Values, after: Values) -> tuple[Places, Values, Values]:
+    """Positions of changed elements, and their values in the two versions. What was compared is still in a core's cache
+    when it is read."""
+    differs = np.empty(_COMPARED, dtype=bool)
+    positions, was, now = list[Places](), list[Values](), list[Values]()
+    for begin in range(0, len(before), _COMPARED):
+        old, new = (each[begin : begin + _COMPARED] for each in (before, after))
+        found = np.flatnonzero(np.not_equal(old, new, out=differs[: len(old)]))
+        was.append(old[found])
+        now.append(new[found])
+        positions.append(found + begin)
+    return np.concatenate(positions), np.concatenate(was), np.concatenate(now)
 
 
 def changes_digest(gaps: bytes | memoryview, was: Values, now: Values) -> bytes:

@@ -5,7 +5,7 @@
 
 sizes   a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW: bytes of each step's delta
 rates   encoding and applying a delta, compared with memcpy, tile sums and zstd of the same bytes, on one core
-learner what a version costs the learner: CPU seconds a GB by stage, by the share of changed elements
+learner what a version costs a rank: CPU seconds a GB by stage, by the share of changed elements and by ranks; memory
 fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without weight peers: bytes that the learner sent
 copy    what a version costs a rollout's process: bytes read and written, and CPU seconds, by three ways
 pause   a real SGLang server: how long generation stops, compared with SGLang's own time to load the same file
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--fleets", nargs="+", type=int, default=list(FLEETS), help="numbers of receivers")
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="of the model whose publication is measured")
+    parser.add_argument("--gigabytes", nargs="+", type=float, default=[1.0], help="of models whose publication is measured")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the model whose copies are measured; each has 39 MiB")
     parser.add_argument("--versions", type=int, default=VERSIONS, help="versions of that model; all are kept in memory")
     parser.add_argument("--updates", type=int, default=PAUSES, help="updates of each kind in the measurement of the pause")

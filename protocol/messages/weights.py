@@ -182,6 +182,8 @@ class PartReady(Message, frozen=True, tag="part_ready"):
     base_version: Version
     """Of the delta; 0: there is none."""
     buckets: Annotated[list[DeltaBucket], Meta(max_length=limits.MAX_DELTA_BUCKETS)] = []
+    bytes_sent: Annotated[int, Meta(ge=0)] = 0
+    """Of weights, since the rank has started."""
 
 
 class Loaded(Message, frozen=True, tag="loaded"):

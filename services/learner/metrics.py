@@ -44,7 +44,7 @@ class LearnerMetrics(MetricTable):
     damaged_checkpoint_files = gauge(
         "damaged_checkpoint_files", "Files of checkpoints that were not what was written when they were last read"
     )
-    weight_bytes_sent = counter("weight_bytes_sent_total", "Bytes of weights sent to rollouts")
+    weight_bytes_sent = counter("weight_bytes_sent_total", "Bytes of weights that all ranks have sent")
     weight_sources_failed = counter(
         "weight_sources_failed_total",
         "Rollouts that were referred to another rollout for weights and came back to the learner",

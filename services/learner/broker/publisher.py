@@ -30,7 +30,7 @@ from gspo_services.learner.weights import (
     part_delta,
     part_snapshot,
 )
-from gspo_services.shared.net import Authenticator, RouterChannel, Security
+from gspo_services.shared.net import Authenticator, Delivered, RouterChannel, Security
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.settings import EVERY_ADDRESS, Settings, is_private
 
@@ -130,7 +130,10 @@ class PartPublisher:
             "digests": np.frombuffer(digests, dtype=np.uint8).reshape(-1, CHANGES_DIGEST_BYTES),
         }
         ready = PartReady(
-            policy_version=publication.policy_version, base_version=base_version, buckets=[each.bucket for each in buckets]
+            policy_version=publication.policy_version,
+            base_version=base_version,
+            buckets=[each.bucket for each in buckets],
+            bytes_sent=self._server.bytes_sent,
         )
         await self._server.part_is_ready(ready, arrays)
 
@@ -147,6 +150,7 @@ class Publisher(PartPublisher):
 
     policy_version = 0
     """The newest version that can be fetched."""
+    _others_sent = 0
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Have ``tasks`` serve until they are cancelled."""
@@ -191,6 +195,7 @@ class Publisher(PartPublisher):
 
     async def _composed(self, publication: Publication, prepared: Prepared) -> tuple[Snapshot, Delta | None]:
         parts = await self._others.parts(publication.policy_version) if publication.is_part else []
+        self._count_sent(parts)
         return await asyncio.to_thread(
             composed,
             publication.policy_version,
@@ -200,6 +205,12 @@ class Publisher(PartPublisher):
             parts,
             self._others.endpoints if parts else (),
         )
+
+    def _count_sent(self, parts: Sequence[Delivered]) -> None:
+        """Of the other ranks, which export no metrics, up to this version."""
+        sent = sum(each.message.bytes_sent for each in parts if isinstance(each.message, PartReady))
+        self._metrics.weight_bytes_sent.inc(max(0, sent - self._others_sent))
+        self._others_sent = max(sent, self._others_sent)
 
 
 def own_endpoint(endpoint: str, local_rank: int) -> str:

@@ -48,11 +48,9 @@ class WeightServer(ChunkServer):
         """``fan_out``: None: one with the default limits. ``others``: of rank 0, which passes their parts on to rollouts
         that do not reach them; None: there are none."""
         super().__init__(
-            channel,
-            WEIGHTS,
-            refused=metrics.messages_refused.labels(channel="weights").inc,
-            sent=metrics.weight_bytes_sent.inc,
+            channel, WEIGHTS, refused=metrics.messages_refused.labels(channel="weights").inc, sent=self._count_sent
         )
+        self.bytes_sent = 0
         self._store = store
         self._metrics = metrics
         self._fan_out = FanOut() if fan_out is None else fan_out
@@ -113,6 +111,10 @@ class WeightServer(ChunkServer):
             self._store.fetches(peer, request.policy_version)
         else:
             self._store.has_fetched(peer)
+
+    def _count_sent(self, num_bytes: int) -> None:
+        self.bytes_sent += num_bytes
+        self._metrics.weight_bytes_sent.inc(num_bytes)
 
     def _count_failed(self) -> None:
         self._metrics.weight_sources_failed.inc(self._fan_out.num_failed - self._num_failed)

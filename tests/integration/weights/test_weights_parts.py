@@ -79,6 +79,9 @@ async def test_each_rank_sends_its_part_and_together_they_are_the_version(num_ra
         assert all(learner.sent())
         async with receiving(learner, "late") as late:
             assert content(await late.fetch()) == bytes_of(whole)
+        await learner.publish()
+        # Rank 0 exports what all have sent.
+        assert learner.sent()[0] == sum(rank._server.bytes_sent for rank in (learner.first, *learner.others))
 
 
 async def test_a_rollout_that_reaches_rank_0_alone_gets_the_parts_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
