@@ -59,6 +59,7 @@ class Bridge:
         self.namespace = f"{self._prefix}-net"
         self._addresses = itertools.count(2)
         self._allowed: dict[object, set[tuple[str, str, str]]] = {}
+        self._parted: set[tuple[str, str]] = set()
 
     def __enter__(self) -> "Bridge":
         command("ip", "netns", "add", self.namespace)
@@ -87,6 +88,19 @@ class Bridge:
         address, to address, ports as nft writes them).
         """
         self._allowed[owner] = connections
+        self._write()
+
+    def part(self, first: str, second: str) -> None:
+        """From now on nothing gets from one address to the other, and neither end is told."""
+        self._parted |= {(first, second), (second, first)}
+        self._write()
+
+    def join(self, first: str, second: str) -> None:
+        self._parted -= {(first, second), (second, first)}
+        self._write()
+
+    def _write(self) -> None:
+        parted = [f"add rule bridge allowed forward ip saddr {a} ip daddr {b} drop\n" for a, b in sorted(self._parted)]
         rules = [
             f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {ports} accept\n"
             f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {ports} accept\n"
@@ -95,7 +109,7 @@ class Bridge:
         text = (
             "add table bridge allowed\ndelete table bridge allowed\nadd table bridge allowed\n"
             "add chain bridge allowed forward { type filter hook forward priority 0; policy drop; }\n"
-            "add rule bridge allowed forward ether type arp accept\n" + "".join(rules)
+            "add rule bridge allowed forward ether type arp accept\n" + "".join(parted + rules)
         )
         command("ip", "netns", "exec", self.namespace, "nft", "-f", "-", text=text)
 
@@ -108,13 +122,13 @@ class Network:
         are on as well; without it the run has one of its own.
         """
         self._hosts = hosts
-        self._bridge = bridge or Bridge()
+        self.bridge = bridge or Bridge()
         self._owns = bridge is None
         self._pods: dict[str, tuple[str, str]] = {}
 
     def __enter__(self) -> "Network":
         if self._owns:
-            self._bridge.__enter__()
+            self.bridge.__enter__()
         self._hosts.write_text("127.0.0.1 localhost\n")
         return self
 
@@ -122,11 +136,11 @@ class Network:
         for pod in list(self._pods):
             self.remove(pod)
         if self._owns:
-            self._bridge.__exit__()
+            self.bridge.__exit__()
 
     def add(self, pod: str) -> str:
         """Make a connected namespace for ``pod``; returns its address."""
-        namespace, port, address = self._bridge.add()
+        namespace, port, address = self.bridge.add()
         self._pods[pod] = (namespace, port)
         return address
 
@@ -139,10 +153,10 @@ class Network:
 
     def cut(self, pod: str) -> None:
         """From now on nothing gets in or out, and neither end is told."""
-        command("ip", "-n", self._bridge.namespace, "link", "set", self._pods[pod][1], "nomaster")
+        command("ip", "-n", self.bridge.namespace, "link", "set", self._pods[pod][1], "nomaster")
 
     def heal(self, pod: str) -> None:
-        command("ip", "-n", self._bridge.namespace, "link", "set", self._pods[pod][1], "master", "br0")
+        command("ip", "-n", self.bridge.namespace, "link", "set", self._pods[pod][1], "master", "br0")
 
     def name(self, names: dict[str, str]) -> None:
         """Set the names of all addresses."""
@@ -151,7 +165,7 @@ class Network:
 
     def allow(self, connections: set[tuple[str, str, str]]) -> None:
         """Allow only these TCP connections between the run's pods: (from address, to address, ports as nft writes them)."""
-        self._bridge.allow(self, connections)
+        self.bridge.allow(self, connections)
 
     def inside(self, pod: str, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread inside the pod's network and return its result. Raises: what it raises."""

@@ -22,7 +22,9 @@ from tests.pods.network import Bridge, Network
 
 PROBE_TIMEOUT_S: Final = 5.0
 RESTARTS_ALLOWED: Final = 10
-ALL_PORTS: Final = "0-65535"
+Ports = tuple[int, int]
+"""The first and the last."""
+ALL_PORTS: Final = (0, 65535)
 
 
 @dataclass
@@ -327,13 +329,22 @@ class Node:
         """What ``source`` may connect to under the NetworkPolicies of both ends."""
         found: set[tuple[str, str, str]] = set()
         for target in self.pods.values():
-            for name, ports in [*target.pods.ports.items(), (ALL_PORTS, ALL_PORTS)]:
-                if self._admits(source, target, name, "Egress") and self._admits(target, source, name, "Ingress"):
-                    found.add((source.address, target.address, str(ports)))
+            own = {(port, port) for port in target.pods.ports.values()}
+            for ports in {*own, *self._ranges(target), ALL_PORTS}:
+                if self._admits(source, target, ports, target, "Egress") and self._admits(
+                    target, source, ports, target, "Ingress"
+                ):
+                    found.add((source.address, target.address, "-".join(map(str, sorted(set(ports))))))
         return found
 
-    def _admits(self, pod: Pod, other: Pod, port: str, direction: str) -> bool:
-        """``port``: its name, or ALL_PORTS."""
+    def _ranges(self, target: Pod) -> set[Ports]:
+        """All that a policy may name of a pod's ports."""
+        policies = [policy["spec"] for policy in self._cluster.of_kind("NetworkPolicy")]
+        rules = [rule for policy in policies for kind in ("egress", "ingress") for rule in policy.get(kind, [])]
+        return {found for rule in rules for port in rule.get("ports", []) if (found := _ports(port, target))}
+
+    def _admits(self, pod: Pod, other: Pod, ports: Ports, target: Pod, direction: str) -> bool:
+        """``ports``: of ``target``, which has their names."""
         policies = [
             policy["spec"]
             for policy in self._cluster.of_kind("NetworkPolicy")
@@ -342,11 +353,21 @@ class Node:
         peers = "to" if direction == "Egress" else "from"
         rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
         return not policies or any(
-            ("ports" not in rule or port in [each["port"] for each in rule["ports"]])
+            ("ports" not in rule or any(_covers(_ports(each, target), ports) for each in rule["ports"]))
             and any("podSelector" in peer and matches(peer["podSelector"], other.pods.labels) for peer in rule[peers])
             and not any("namespaceSelector" in peer for peer in rule[peers])
             for rule in rules
         )
+
+
+def _ports(port: Object, target: Pod) -> Ports | None:
+    """What a rule's port is at a pod; None: it has no port of this name."""
+    first = target.pods.ports.get(port["port"]) if isinstance(port["port"], str) else int(port["port"])
+    return None if first is None else (first, int(port.get("endPort", first)))
+
+
+def _covers(rule: Ports | None, ports: Ports) -> bool:
+    return rule is not None and rule[0] <= ports[0] and ports[1] <= rule[1]
 
 
 def _kill(pod: Pod) -> None:

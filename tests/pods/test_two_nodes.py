@@ -45,6 +45,12 @@ def test_two_nodes_of_a_learner_end_and_come_back_together_and_lose_nothing(
         learner = node.pods["learner-0"]
         until(node, "checkpoint", lambda: bool(events(learner, "checkpoint_saved")), START_S)
         assert node.get(worker, WORKER_READY) == (200, "ready\n")
+        rollout = next(pod for pod in node.pods.values() if pod.role == "rollout")
+        node.network.bridge.part(rollout.address, worker.address)
+        loaded = len(events(rollout, "weights_loaded"))
+        until(node, "versions by rank 0 alone", lambda: len(events(rollout, "weights_loaded")) >= loaded + 3, START_S)
+        assert events(rollout, "rank_not_reached"), "nothing of them came by way of rank 0"
+        node.network.bridge.join(rollout.address, worker.address)
 
         node.kill(worker)
         until(node, "the other node's end", lambda: learner.num_restarts == 1, SEEN_S)
@@ -58,7 +64,6 @@ def test_two_nodes_of_a_learner_end_and_come_back_together_and_lose_nothing(
         assert (learner.statuses, worker.statuses[-1]) == ([1, 0], 0)
         again = node.pods["learner-worker-1"]
         assert again.address != worker.address
-        rollout = next(pod for pod in node.pods.values() if pod.role == "rollout")
         until(node, "the run's end", lambda: node.get(rollout, READY)[1].startswith("run complete"), START_S)
         until(node, "the learner's end of the run", lambda: bool(events(learner, "run_complete")), START_S)
         assert node.get(again, WORKER_READY) == (200, "ready\n")
