@@ -11,12 +11,17 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 MARK: Final = "GSPO_USER_PROCESS"
 _MOST_ROUNDS: Final = 50
+_MOMENT_S: Final = 0.01
+_STARTING_S: Final = 60.0
+_START, _SIZE, _ENVIRONMENT_END = 19, 20, 48
+"""Fields of /proc/PID/stat, from the state on."""
 
 
 def new_mark(owner: int | None = None) -> str:
@@ -52,13 +57,17 @@ def kill_orphans() -> int:
     return _kill_all(lambda pid: _is_orphan(pid, namespace))
 
 
-def _kill_all(is_wanted: Callable[[int], bool]) -> int:
+def _kill_all(is_wanted: Callable[[int], bool | None]) -> int:
+    """``is_wanted``: None: not known yet."""
     killed: set[int] = set()
     for _ in range(_MOST_ROUNDS):
         # Again, because the processes found may have started more before they were killed.
-        found = [pid for pid in _pids() if is_wanted(pid)]
-        if not found:
+        judged = {pid: is_wanted(pid) for pid in _pids()}
+        found = [pid for pid, wanted in judged.items() if wanted]
+        if not found and None not in judged.values():
             break
+        if not found:
+            time.sleep(_MOMENT_S)
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -91,15 +100,33 @@ def _start_of(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+    return None if fields[0] in (b"Z", b"X") else fields[_START].decode()
 
 
-def _is_orphan(pid: int, namespace: str) -> bool:
-    """Return whether a live process carries a mark of an owner in ``namespace`` that has ended."""
+def _variables(pid: int) -> list[bytes] | None:
+    """A process's environment; None: it has none yet. Raises: OSError.
+
+    A program that is being started has closed its parent's pipe, so that ``subprocess`` returns, before it can be read. On a
+    machine with much to do it may stay so for long.
+    """
+    content = Path(f"/proc/{pid}/environ").read_bytes()
+    if not content:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+        # The kernel's own have no memory, one without variables has a place for them, and of some nobody is told.
+        if int(fields[_SIZE]) and not int(fields[_ENVIRONMENT_END]) and age_s < _STARTING_S:
+            return None
+    return content.split(b"\0")
+
+
+def _is_orphan(pid: int, namespace: str) -> bool | None:
+    """Return whether a live process carries a mark of an owner in ``namespace`` that has ended; None: not known yet."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = _variables(pid)
     except OSError:
         return False
+    if variables is None:
+        return None
     name = f"{MARK}=".encode()
     mark = next((each[len(name) :].decode(errors="replace") for each in variables if each.startswith(name)), "")
     place, _, rest = mark.partition("-")
@@ -110,8 +137,8 @@ def _is_orphan(pid: int, namespace: str) -> bool:
     return _start_of(int(owner)) != start and _start_of(pid) is not None
 
 
-def _belongs(pid: int, wanted: bytes, leader: int | None) -> bool:
-    """Return whether a live process carries the mark or is in the leader's group or session."""
+def _belongs(pid: int, wanted: bytes, leader: int | None) -> bool | None:
+    """Return whether a live process carries the mark or is in the leader's group or session; None: not known yet."""
     if pid == os.getpid():
         return False
     try:
@@ -121,6 +148,7 @@ def _belongs(pid: int, wanted: bytes, leader: int | None) -> bool:
             return False
         if leader is not None and leader in (int(group), int(session)):
             return True
-        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = _variables(pid)
+        return None if variables is None else wanted in variables
     except (OSError, ValueError):
         return False
