@@ -65,6 +65,8 @@ class EngineLoader:
             return PreparedLoad(expected=await self._verifier.expect(weights.tensors()), patch=await self._patch(weights))
         except SpreadError as error:
             raise ServiceError(str(error)) from error
+        except OSError as error:
+            raise self._no_room(weights, error) from error
 
     async def load(self, weights: Replica, prepared: PreparedLoad) -> None:
         """Give the paused engine the version. Raises: EngineError, VerificationError; ServiceError when there is no room."""

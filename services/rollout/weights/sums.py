@@ -26,8 +26,10 @@ from gspo_services.shared.weights import (
     PlacedParameter,
     Shard,
     ShardPiece,
+    answer_file,
     layouts,
     places_file,
+    sums_file,
 )
 
 PieceSums = list[tuple[ShardPiece, Sums]]
@@ -45,12 +47,18 @@ class Summed:
     shards: Sequence[Mapping[str, Shard]]
 
     def write_places(self, directory: Path) -> None:
-        """Write what each rank is to sum, and remove what was answered before. Raises: OSError."""
+        """Write what each rank is to sum. Raises: OSError."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         for rank, parameters in enumerate(self.shards):
             placed = {name: _placed(shard) for name, shard in parameters.items()}
             (directory / places_file(rank)).write_bytes(msgspec.msgpack.encode(placed))
+
+    def drop_answers(self, directory: Path) -> None:
+        """Remove what was answered before. Raises: OSError."""
+        for rank in range(len(self.shards)):
+            for name in (answer_file(rank), sums_file(rank)):
+                (directory / name).unlink(missing_ok=True)
 
 
 def compare_sums(expected: Summed, reported: Sequence[RankSums], former: Former | None = None) -> Verification:

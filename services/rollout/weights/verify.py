@@ -100,13 +100,16 @@ class Verifier:
     async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected | Summed:
         """Work out what an engine that loaded these tensors must have, without a pause.
 
-        Raises: the same as ``hash``; SpreadError for a model that is shared in an unknown way.
+        Raises: the same as ``hash``; SpreadError for a model that is shared in an unknown way; OSError.
         """
         sent = list(tensors)
         infos = [info for info, _ in sent]
         if await self._takes_sums():
             assert self._spread is not None
-            return Summed(sent=sent, shards=shards(infos, self._spread, self._kv_heads))
+            assert self._directory is not None
+            summed = Summed(sent=sent, shards=shards(infos, self._spread, self._kv_heads))
+            await asyncio.to_thread(summed.write_places, self._directory)
+            return summed
         name = await self.hash()
         # Not in the event loop: hashing can take seconds for each gigabyte.
         ranks = await asyncio.to_thread(self._checksums.of, sent, await self.spread(), self._kv_heads, name)
@@ -139,7 +142,7 @@ class Verifier:
 
     async def _verify_sums(self, expected: Summed) -> Verification:
         assert self._directory is not None
-        await asyncio.to_thread(expected.write_places, self._directory)
+        expected.drop_answers(self._directory)
         reported = await self._engine.weight_sums(self._directory)
         self.known = reported[0].sizes
         verification = await asyncio.to_thread(compare_sums, expected, reported, self._former_sums)

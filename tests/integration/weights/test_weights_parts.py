@@ -84,6 +84,17 @@ async def test_each_rank_sends_its_part_and_together_they_are_the_version(num_ra
         assert learner.sent()[0] == sum(rank._server.bytes_sent for rank in (learner.first, *learner.others))
 
 
+async def test_tensors_without_elements_are_part_of_a_version() -> None:
+    async with shared_learner(3, CUTS) as learner, receiving(learner) as receiver:
+        first, *others = learner.tensors.items()
+        nothing = torch.empty(0, 4, dtype=torch.bfloat16)
+        learner.tensors = dict([("before", nothing), first, ("between", nothing), *others, ("after", nothing)])
+        for _ in range(3):
+            whole = await learner.publish()
+            assert content(await receiver.fetch()) == bytes_of(whole)
+        assert receiver.kinds == {"snapshot": 1, "delta": 2}
+
+
 async def test_a_rollout_that_reaches_rank_0_alone_gets_the_parts_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     async with shared_learner(3, CUTS) as learner, receiving(learner) as receiver:
