@@ -2,6 +2,7 @@
 
 Import from the module that defines a name; this door stays free of torch.
 
+    mixture          ``Mixture``, ``mixture_of``: what a configuration says of experts
     experts          ``ExpertPicks``, ``ExpertRecorder``, ``ExpertTally``, ``changed_share``
     routing_replay   ``RoutingReplay``
     load_balance     ``load_balancing_loss``, ``RouterLogits``

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.diagnostics import LAG_BUCKETS
+from gspo.moe.mixture import mixture_of
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 
@@ -52,9 +53,8 @@ class ExpertShape:
     @classmethod
     def of(cls, model: Any) -> ExpertShape:
         """Return that of a Hugging Face model."""
-        config = model.config.to_dict()
-        numbers = (config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-        return cls(len(find_routers(model)), config.get("num_experts_per_tok") or 0, next(filter(None, numbers), 0))
+        mixture = mixture_of(model.config.to_dict())
+        return cls(len(find_routers(model)), mixture.chosen, mixture.experts)
 
     def require(self, experts_TLK: Tensor) -> None:
         """Raises: ValueError when an engine's choices, [T, layers, k], are not those of such a model. Reads their values."""
@@ -83,7 +83,7 @@ class ExpertRecorder:
 
     def __init__(self, model: Any) -> None:
         """Take a Hugging Face model; it has hooks only while recording."""
-        self._top_k: int | None = model.config.to_dict().get("num_experts_per_tok")
+        self._top_k: int | None = mixture_of(model.config.to_dict()).chosen or None
         self._routers = find_routers(model)
         self._layers: list[ExpertPicks] = []
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.moe.experts import find_routers, forward_hooks
+from gspo.moe.mixture import mixture_of
 
 
 def load_balancing_loss(router_logits: Sequence[Tensor], top_k: int) -> Tensor:
@@ -44,11 +45,10 @@ class RouterLogits:
 
     def __init__(self, model: Any) -> None:
         """Take a Hugging Face model; it has hooks only while recording. Raises: ValueError for a dense model."""
-        config = model.config.to_dict()
-        self.top_k = int(config.get("num_experts_per_tok") or 0)
-        self._num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+        mixture = mixture_of(model.config.to_dict())
+        self.top_k, self._num_experts = mixture.chosen, mixture.experts
         self._routers = find_routers(model)
-        if not self._routers or not self.top_k or not self._num_experts:
+        if not self._routers or not mixture:
             raise ValueError(f"{type(model).__name__} has no routers: a load-balancing loss needs a mixture of experts")
         self._logits: list[Tensor] = []
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,9 @@ from gspo.moe.experts import ExpertPicks, find_routers
 class RoutingReplay:
     """Makes a model's routers repeat a recorded choice.
 
-    It works for Hugging Face models and DeepSpeed's expert parallelism where routers call topk once, over all experts: Qwen2
-    and Qwen3-MoE, Mixtral, OLMoE, GPT-OSS and similar ones. Routers that choose groups of experts first (DeepSeek), or
-    leave the choice to the module around them, are refused at the first pass.
+    It works for Hugging Face models and DeepSpeed's expert parallelism where routers choose by one topk over all experts:
+    Qwen2 and Qwen3-MoE, Mixtral, OLMoE, GPT-OSS, and those that choose groups of experts first, such as DeepSeek-V3 and
+    GLM-4.5. Routers that leave the choice to the module around them are refused at the first pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -95,12 +95,15 @@ def _replayed(
     def replayed(*args: Any, **kwargs: Any) -> Any:
         with _RecordedChoice(indices_TK, num_experts, partial=own is not None) as choice:
             output = forward(*args, **kwargs)
-        if len(choice.found) != 1:
+        # Groups are chosen before the experts in them, and by scores with one dimension more.
+        chosen = choice.found[-1] if choice.found else None
+        times = sum(each == chosen for each in choice.found)
+        if chosen is None or times != 1:
             raise ValueError(
-                f"{name} ({type(router).__name__}) calls topk {len(choice.found)} times; only a router that chooses by one "
-                "call can be replayed: turn off routing replay"
+                f"{name} ({type(router).__name__}) chooses by topk {times} times; only a router that chooses by one call "
+                "can be replayed: turn off routing replay"
             )
-        for what, value in choice.found[0].items():
+        for what, value in chosen.sizes.items():
             if value != choice.expected[what]:
                 raise ValueError(
                     f"{name} has {value} {what} in this pass, the picks have {choice.expected[what]}; give those recorded "
@@ -113,6 +116,13 @@ def _replayed(
     return replayed
 
 
+class _Topk(NamedTuple):
+    """One call: the sizes that it requested, and the dimensions of its scores."""
+
+    sizes: dict[str, int]
+    num_dimensions: int
+
+
 class _RecordedChoice(TorchFunctionMode):
     """Answers topk with the recorded indices, in their order, and the values there; values keep their gradient."""
 
@@ -123,8 +133,7 @@ class _RecordedChoice(TorchFunctionMode):
         self.own_TK: Tensor | None = None
         """What the router would have chosen, where the replay is partial."""
         self.expected = {"tokens": indices_TK.shape[0], "experts per token": indices_TK.shape[1], "experts": num_experts}
-        self.found: list[dict[str, int]] = []
-        """The sizes that each call requested."""
+        self.found: list[_Topk] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
@@ -135,9 +144,10 @@ class _RecordedChoice(TorchFunctionMode):
 
     def _topk(self, scores_TE: Tensor, k: int, *args: Any, **kwargs: Any) -> Any:
         *outer, num_experts = scores_TE.shape
-        self.found.append({"tokens": math.prod(outer), "experts per token": k, "experts": num_experts})
-        if self.found[-1] != self.expected:
-            # The router calls topk again for groups of experts; the pass is refused once all its calls are known.
+        sizes = {"tokens": math.prod(outer), "experts per token": k, "experts": num_experts}
+        self.found.append(_Topk(sizes, scores_TE.dim()))
+        if sizes != self.expected:
+            # A choice of groups, or the pass is refused once all calls are known.
             return torch.topk(scores_TE, k, *args, **kwargs)
         indices = self._indices_TK.to(device=scores_TE.device, dtype=torch.int64).reshape(*outer, k)
         if self._partial:

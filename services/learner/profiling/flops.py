@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from gspo.moe.mixture import mixture_of
+
 PEAK_TFLOPS: Final[Mapping[str, float]] = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "GH200": 989.0, "B200": 2250.0}
 """Dense bfloat16, by a part of the device's name; from NVIDIA's data sheets, SXM form factor."""
 
@@ -46,8 +48,8 @@ def model_cost(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any])
         shapes: the shapes of its whole parameters by name, experts stacked or one by one.
         config: the content of its config.json.
     """
-    num_experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
-    share = (config.get("num_experts_per_tok") or num_experts) / num_experts if num_experts else 1.0
+    mixture = mixture_of(config)
+    share = mixture.chosen / mixture.experts if mixture else 1.0
     tied = not any(name.endswith("lm_head.weight") for name in shapes)
     active = 0.0
     for name, shape in shapes.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gspo.moe.mixture import mixture_of
 from gspo_services.shared.settings import Learner, LoraSection
 
 
@@ -42,8 +43,7 @@ def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learne
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
     """Return the targets that a decoder of this configuration has."""
-    if not (config.get("num_experts") or config.get("num_local_experts")):
+    mixture = mixture_of(config)
+    if not mixture:
         return ["attention", "mlp"]
-    # As in services/shared/estimates/shape.py: a layer without experts has a dense MLP.
-    has_dense = bool(config.get("mlp_only_layers")) or int(config.get("decoder_sparse_step") or 1) > 1
-    return ["attention", *(["mlp"] if has_dense else []), "experts"]
+    return ["attention", *(["mlp"] if mixture.dense_layers else []), "experts"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gspo.moe.mixture import mixture_of
 from gspo_services.shared.estimates import ShapeError, live_elements, shape_of
 
 AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
@@ -54,7 +55,7 @@ def parallelism_of(
         load_balance=load_balance,
         scales_routers=scales_routers,
         model_type=str(model_config.get("model_type", "")),
-        num_experts=int(model_config.get("num_experts") or model_config.get("num_local_experts") or 0),
+        num_experts=mixture_of(model_config).experts,
         hidden_act=str(model_config.get("hidden_act", "silu")),
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gspo.moe.mixture import mixture_of
+
 QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families that normalise each head of queries and keys."""
 FLOAT32_GATES: Final = frozenset({"glm4_moe"})
@@ -128,7 +130,10 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     layers, kv_heads = _number(config, "num_hidden_layers"), _number(config, "num_key_value_heads", heads)
     head_dim = _number(config, "head_dim", max(1, hidden // heads))
-    experts = _first(config, ("num_experts", "num_local_experts", "n_routed_experts"))
+    try:
+        mixture = mixture_of(config)
+    except ValueError as error:
+        raise ShapeError(str(error)) from error
     ffn = _number(config, "intermediate_size")
     has_bias = bool(config.get("attention_bias", model_type in QKV_BIAS))
     return ModelShape(
@@ -140,32 +145,17 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=ffn,
-        experts=experts,
-        experts_per_token=_number(config, "num_experts_per_tok", experts) if experts else 0,
-        expert_ffn=_number(config, "moe_intermediate_size", ffn) if experts else 0,
-        shared_ffn=_shared_ffn(config) if experts else 0,
-        dense_layers=_dense_layers(config, layers) if experts else 0,
+        experts=mixture.experts,
+        experts_per_token=mixture.chosen,
+        expert_ffn=mixture.width,
+        shared_ffn=mixture.shared_width,
+        dense_layers=len(mixture.dense_layers),
         tied=bool(config.get("tie_word_embeddings", False)),
         qk_norm=bool(config.get("use_qk_norm", model_type in QK_NORM)),
         float32_gates=model_type in FLOAT32_GATES,
         biases=(heads + 2 * kv_heads) * head_dim + (0 if model_type in QKV_BIAS else hidden) if has_bias else 0,
-        max_positions=_first(config, ("max_position_embeddings",)) or None,
+        max_positions=_number(config, "max_position_embeddings") if config.get("max_position_embeddings") else None,
     )
-
-
-def _shared_ffn(config: Mapping[str, Any]) -> int:
-    """Qwen gives the width of its shared expert; GLM and DeepSeek their number, each as wide as the others."""
-    wide = _first(config, ("shared_expert_intermediate_size",))
-    return wide or _first(config, ("n_shared_experts",)) * (_first(config, ("moe_intermediate_size",)))
-
-
-def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Return the layers without experts: those listed, the first ones, and those between the sparse ones."""
-    given = config.get("mlp_only_layers")
-    listed = given if isinstance(given, list) else []
-    step = max(1, _first(config, ("decoder_sparse_step",)) or 1)
-    first = _first(config, ("first_k_dense_replace",))
-    return sum(1 for layer in range(layers) if layer in listed or layer < first or (layer + 1) % step)
 
 
 def _number(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -175,9 +165,3 @@ def _number(config: Mapping[str, Any], key: str, default: int | None = None) -> 
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40:
         raise ShapeError(f"{key} is {str(value)[:100]}: expected a number from 1 up")
     return value
-
-
-def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    """Return the value of the first of these keys that exists; 0 for none."""
-    found = next((key for key in keys if config.get(key)), None)
-    return 0 if found is None else _number(config, found)

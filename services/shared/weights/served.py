@@ -6,6 +6,7 @@ Their weights would be verified bit by bit, but every answer would come from ano
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from gspo.moe.mixture import mixture_of
 from gspo_protocol.messages.experts import MAX_BYTES, ModelExperts
 from gspo_services.shared.settings import Settings
 
@@ -88,30 +89,30 @@ def reported_experts(config: Mapping[str, Any]) -> ModelExperts:
 
     Raises: ServedError for a dense model, and for one whose choices cannot be told apart or have no room in messages.
     """
-    num_layers, top_k = _number(config, "num_hidden_layers"), _number(config, "num_experts_per_tok")
-    num_experts = _number(config, "num_experts", "num_local_experts", "n_routed_experts")
-    if not (num_experts and top_k and num_layers):
+    num_layers, mixture = _number(config, "num_hidden_layers"), mixture_of(config)
+    if not (mixture and num_layers):
         raise ServedError(
             f"a {config.get('model_type', 'model of unknown type')} model has no experts for an engine to report; set "
             "objective.routing_replay = false"
         )
     from_learner = 'set objective.routing_replay_from = "learner"'
-    if config.get("mlp_only_layers") or config.get("first_k_dense_replace") or config.get("decoder_sparse_step", 1) != 1:
+    if mixture.dense_layers:
         raise ServedError(
             f"some layers of this model are dense, and it is unknown what an engine reports of them; {from_learner}"
         )
-    experts = ModelExperts(num_layers, top_k, num_experts)
+    experts = ModelExperts(num_layers, mixture.chosen, mixture.experts)
     if not experts.is_encodable:
         raise ServedError(
-            f"{top_k} of {num_experts} experts in {num_layers} layers take {experts.token_bytes} bytes a token, {MAX_BYTES} "
-            f"allowed (MAX_EXPERT_BYTES); {from_learner}"
+            f"{mixture.chosen} of {mixture.experts} experts in {num_layers} layers take {experts.token_bytes} bytes a "
+            f"token, {MAX_BYTES} allowed (MAX_EXPERT_BYTES); {from_learner}"
         )
     return experts
 
 
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of these numbers that config.json has; 0: none."""
-    return next((value for name in names if isinstance(value := config.get(name), int) and value > 0), 0)
+def _number(config: Mapping[str, Any], name: str) -> int:
+    """Return the number that config.json has; 0: none."""
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

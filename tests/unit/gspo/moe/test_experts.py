@@ -233,7 +233,7 @@ def test_no_hook_stays_and_each_pass_begins_anew() -> None:
 
 class Config:
     def to_dict(self) -> dict[str, Any]:
-        return {"num_experts_per_tok": 2}
+        return {"num_experts": 5, "num_experts_per_tok": 2}
 
 
 class TokenChoiceRouter(nn.Module):

@@ -240,6 +240,14 @@ def small(name: str) -> Any:
             "first_k_dense_replace": 0,
             "n_group": 2,
             "topk_group": 1,
+            "moe_intermediate_size": 16,
+        },
+        # One group, chosen by the two best of as many as are chosen then.
+        "Glm4Moe": {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 0,
+            "moe_intermediate_size": 16,
         },
         "Qwen3": {"head_dim": 8},
     }
@@ -255,7 +263,7 @@ def move_everything(model: Any) -> None:
             parameter += 0.3 * torch.randn_like(parameter)
 
 
-@pytest.mark.parametrize("family", ["Mixtral", "Olmoe", "Qwen2Moe", "GptOss"])
+@pytest.mark.parametrize("family", ["Mixtral", "Olmoe", "Qwen2Moe", "GptOss", "DeepseekV3", "Glm4Moe"])
 def test_other_families_are_replayed_with_their_own_gates(family: str) -> None:
     model, ids = small(family), torch.arange(3, 20)[None]
     recorder, replay = ExpertRecorder(model), RoutingReplay(model)
@@ -277,13 +285,28 @@ def test_other_families_are_replayed_with_their_own_gates(family: str) -> None:
 def test_a_model_that_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(ValueError, match="Qwen3ForCausalLM has no routers"):
         RoutingReplay(small("Qwen3"))
-    model, ids = small("DeepseekV3"), torch.arange(3, 20)[None]
-    picks = ExpertPicks(torch.zeros(2, 17, 2, dtype=torch.int8), 8)
+
+
+class TwiceRouter(nn.Module):
+    """The best expert, and the best two: which of them is the choice?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(3, 5)
+
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        scores = self.gate(hidden_TH)
+        return scores.topk(2, dim=-1).indices + scores.topk(2, dim=-1).indices
+
+
+def test_a_router_that_chooses_more_than_once_is_refused() -> None:
+    model = nn.ModuleDict({"router": TwiceRouter()})
+    picks = ExpertPicks(torch.zeros(1, 4, 2, dtype=torch.int8), 5)
     with (
-        pytest.raises(ValueError, match=r"gate \(DeepseekV3TopkRouter\) calls topk 3 times"),
+        pytest.raises(ValueError, match=r"router \(TwiceRouter\) chooses by topk 2 times"),
         RoutingReplay(model).replaying(picks),
     ):
-        model(input_ids=ids)
+        model["router"](torch.randn(4, 3))
 
 
 class WeightsFirstRouter(nn.Module):

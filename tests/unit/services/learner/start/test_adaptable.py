@@ -7,7 +7,7 @@ import pytest
 from gspo_services.learner.start import require_adaptable
 from gspo_services.shared.settings import Learner, LoraSection
 
-MOE = {"model_type": "qwen3_moe", "num_experts": 8}
+MOE = {"model_type": "qwen3_moe", "num_experts": 8, "num_hidden_layers": 2}
 DENSE = {"model_type": "qwen3"}
 MIXED = MOE | {"mlp_only_layers": [0]}
 

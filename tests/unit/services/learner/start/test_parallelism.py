@@ -70,6 +70,15 @@ def test_a_plan_that_cannot_work_is_refused_with_the_value_and_the_way_out(chang
     assert re.search(message, refusal(replace(PLAN, **changes)))
 
 
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_routers_are_those_of_every_family(key: str) -> None:
+    plan = parallelism_of(
+        {"model_type": "glm4_moe", key: 8}, num_ranks=1, expert_parallel=1, routing_replay=True, load_balance=True,
+        scales_routers=True,
+    )  # fmt: skip
+    assert refusal(plan) == ""
+
+
 def test_without_expert_parallelism_any_model_is_accepted() -> None:
     for model_type, num_experts in (("qwen3", 0), ("mixtral", 8), ("qwen3_moe", 7)):
         plan = replace(PLAN, expert_parallel=1, num_ranks=3, model_type=model_type, num_experts=num_experts)

@@ -9,7 +9,7 @@ from gspo_services.shared.weights import Spread, SpreadError, require_spread
 
 DENSE: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"], "num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 96,
-    "vocab_size": 300,
+    "vocab_size": 300, "num_hidden_layers": 2,
 }  # fmt: skip
 EXPERTS: Final[dict[str, Any]] = {
     **DENSE, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "moe_intermediate_size": 64,
@@ -48,9 +48,9 @@ def test_a_model_that_can_be_shared_is_accepted(config: dict[str, Any], spread: 
         (
             EXPERTS,
             Spread(tensor=4, expert=4),
-            "num_experts is 6, which 4 ranks do not divide; use rollout.tensor_parallel = 4 and rollout.expert_parallel = 2",
+            "the number of experts is 6, which 4 ranks do not divide; use rollout.tensor_parallel = 4 and rollout.expert",
         ),
-        ({**EXPERTS, "moe_intermediate_size": 6}, Spread(tensor=4), "moe_intermediate_size is 6, which 4 ranks do not"),
+        ({**EXPERTS, "moe_intermediate_size": 6}, Spread(tensor=4), "the width of an expert is 6, which 4 ranks do not"),
         ({**EXPERTS, "mlp_only_layers": [0], "intermediate_size": 7}, Spread(tensor=2), "intermediate_size is 7, which 2"),
         (DENSE, Spread(tensor=2, expert=2), "rollout.expert_parallel is 2 and LlamaForCausalLM has no experts"),
         (EXPERTS, Spread(tensor=2, expert=4), "rollout.expert_parallel is 4, which does not divide"),

@@ -1,0 +1,87 @@
+"""The mixture of experts that a config.json describes: one reading for learner, rollouts, checks and estimates.
+
+Families have names of their own for the same numbers. They are those of transformers 5.19 and of the published files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_WIDTH: Final = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+_SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim")
+_SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SWITCHES: Final = ("is_moe", "enable_moe_block")
+"""Keys with which a configuration that names experts may say that there are none."""
+_DENSE_LAYER, _EXPERT_BLOCK = "dense", "moe"
+_LARGEST: Final = 2**40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """The experts of a model, or that it has none."""
+
+    experts: int = 0
+    """Of a layer, among which its router chooses; 0: a dense model."""
+    chosen: int = 0
+    """For each token."""
+    width: int = 0
+    """Of an expert's MLP."""
+    shared_width: int = 0
+    """Of the MLP that every token has besides; 0: none."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers without experts."""
+
+    def __bool__(self) -> bool:
+        return self.experts > 0
+
+
+def mixture_of(config: Mapping[str, Any]) -> Mixture:
+    """Read it from config.json, or ``config.to_dict()``. Raises: ValueError, which names a key whose value is no number."""
+    experts = _first(config, _EXPERTS)
+    if not experts or any(config.get(key) is False for key in _SWITCHES):
+        return Mixture()
+    width = _first(config, _WIDTH)
+    return Mixture(
+        experts=experts,
+        chosen=_first(config, _CHOSEN) or experts,
+        width=width,
+        # Qwen gives the width of its shared expert; GLM and DeepSeek their number, each as wide as the others.
+        shared_width=_first(config, _SHARED_WIDTH) or _first(config, _SHARED) * width,
+        dense_layers=_dense_layers(config, _number("num_hidden_layers", config.get("num_hidden_layers") or 0)),
+    )
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
+    """Those listed, the first ones, and those between the ones with experts."""
+    kinds, sparse, period = (config.get(key) for key in ("mlp_layer_types", "moe_layers", "expert_layer_period"))
+    blocks = config.get("layers_block_type")
+    if isinstance(kinds, list):
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == _DENSE_LAYER)
+    if isinstance(blocks, list):
+        return frozenset(layer for layer, kind in enumerate(blocks) if kind != _EXPERT_BLOCK)
+    if isinstance(sparse, list):
+        return frozenset(range(layers)) - frozenset(sparse)
+    if period:
+        step, first = _number("expert_layer_period", period), _first(config, ("expert_layer_offset",))
+        return frozenset(layer for layer in range(layers) if layer % step != first)
+    given = config.get("mlp_only_layers")
+    listed = given if isinstance(given, list) else []
+    step = _first(config, ("decoder_sparse_step",)) or 1
+    first = _first(config, ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"))
+    return frozenset(layer for layer in range(layers) if layer in listed or layer < first or (layer + 1) % step)
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    """The value of the first of these keys that has one; 0: none."""
+    found = next((key for key in keys if config.get(key)), None)
+    return 0 if found is None else _number(found, config[found])
+
+
+def _number(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST:
+        raise ValueError(f"{key} is {str(value)[:100]}: expected a number from 1 up")
+    return value
