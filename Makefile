@@ -44,7 +44,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
-	bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-families test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs docs-settings images sbom release chart push-chart push-manifests clean
 
@@ -211,7 +211,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
-UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu or fresh)
+UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu or fresh or families)
 # Twice as many workers as cores, because a test of processes waits for much of its time; each imports everything once, so that
 # more than eight gain nothing.
 # nproc would say OMP_NUM_THREADS.
@@ -289,6 +289,9 @@ test-faults: setup models/tiny/config.json ## whole runs of real processes with 
 
 test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks; adapters in SGLang servers, and servers whose ranks share a model; what waits for a device, on a CPU
 	$(BIN)/python -m pytest -m ranks tests/ranks tests/integration/learner/test_lora.py tests/integration/learner/test_gpu_report.py tests/integration/learner/test_parallel_layouts.py tests/integration/weights/test_adapters.py
+
+test-families: setup ## models of many families: experts shared by 2 and 4 ranks
+	$(BIN)/python -m pytest -m families tests/families
 
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -m gpu -s tests/gpu

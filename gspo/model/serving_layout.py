@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.moe.expert_layout import checkpoint_tensors
+from gspo.moe.expert_layout import slab_of, transformers_name
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,20 @@ def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str
     """Yield the serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    own = checkpoint_tensors(name, tensor)
-    if own is not None:
-        # transformers does not know these names.
-        yield from own
+    slab = slab_of(name, tensor.shape)
+    if slab is None:
+        yield from revert_weight_conversion(model, {transformers_name(name): tensor}).items()
         return
-    yield from revert_weight_conversion(model, {name: tensor}).items()
+    # transformers does not know this parameter: numbers in its place show where it has each row. Rows of one would be
+    # squeezed.
+    experts = tensor.shape[0]
+    rows = torch.arange(experts * slab.of_rows).view(experts, slab.of_rows, 1).expand(-1, -1, 2)
+    for serving_name, part in revert_weight_conversion(model, {slab.fused: rows}).items():
+        expert, row = divmod(int(part.reshape(-1)[0]), slab.of_rows)
+        if tuple(part.shape) != (slab.rows, 2):
+            raise ValueError(f"{slab.fused} is served as {serving_name}, which is not one projection of one expert")
+        if row == slab.first:
+            yield serving_name, tensor[expert]
 
 
 class ServingLayout:

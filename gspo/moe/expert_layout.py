@@ -1,6 +1,7 @@
 """Names and shapes of experts in the three layouts of a mixture of experts.
 
     checkpoint, engine   mlp.experts.{e}.gate_proj.weight [I, H], up_proj [I, H], down_proj [H, I]     mlp.gate.weight [E, H]
+                         (or as the family has it: transformers knows)
     transformers         mlp.experts.gate_up_proj [E, 2I, H], down_proj [E, H, I]                      mlp.gate.weight
     DeepSpeed's AutoEP   mlp.experts.w1, w3 [E/n, I, H], w2 [E/n, H, I] (gate, up, down) on each rank  mlp.router.gate.weight
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 _SLAB: Final = re.compile(r"(.+\.mlp\.experts)\.(w1|w2|w3)")
 _FUSED: Final = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)")
-_ROUTER: Final = re.compile(r"(.+\.mlp)\.router\.gate\.(weight|bias)")
+_ROUTER: Final = re.compile(r"(.+\.mlp)\.router\.(?:gate\.(weight|bias)|(e_score_correction_bias))")
 _PROJECTIONS: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _HALVES: Final = ("gate_proj", "up_proj")
 
@@ -56,7 +57,7 @@ def pieces(name: str, shape: Sequence[int]) -> list[Piece]:
     if slab is not None:
         return [Piece(f"{slab[1]}.{_PROJECTIONS[slab[2]]}")]
     if router is not None:
-        return [Piece(f"{router[1]}.gate.{router[2]}")]
+        return [Piece(_router_name(router))]
     if fused is not None and fused[2] == "gate_up_proj":
         bounds = (0, shape[1] // 2, shape[1])
         return [Piece(f"{fused[1]}.{half}", *rows) for half, rows in zip(_HALVES, pairwise(bounds), strict=True)]
@@ -99,11 +100,32 @@ def stretches(name: str, shape: Sequence[int], start: int, length: int, *, first
                 yield Neighbours(begin - start, end - start, piece.name, first)
 
 
-def checkpoint_tensors(name: str, whole: Tensor) -> Iterator[tuple[str, Tensor]] | None:
-    """Return the checkpoint tensors that AutoEP's parameter ``name`` [E, ...] holds; None for any other parameter."""
-    if is_expert_slab(name):
-        prefix, _, projection = pieces(name, whole.shape)[0].name.rpartition(".")
-        return ((f"{prefix}.{expert}.{projection}.weight", tensor) for expert, tensor in enumerate(whole))
-    if _ROUTER.fullmatch(name):
-        return iter([(pieces(name, whole.shape)[0].name, whole)])
-    return None
+def transformers_name(name: str) -> str:
+    """Return the name of a parameter or buffer without AutoEP: of a router's; any other keeps its own."""
+    router = _ROUTER.fullmatch(name)
+    return name if router is None else _router_name(router)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """What AutoEP's parameter of a layer's experts is in transformers: ``rows`` rows of ``fused``, from ``first`` on, of
+    ``of_rows`` that an expert has there."""
+
+    fused: str
+    first: int
+    rows: int
+    of_rows: int
+
+
+def slab_of(name: str, shape: Sequence[int]) -> Slab | None:
+    """Return it for AutoEP's parameter ``name`` [E, rows, ...]; None for any other parameter."""
+    slab = _SLAB.fullmatch(name)
+    if slab is None:
+        return None
+    if slab[2] == "w2":
+        return Slab(f"{slab[1]}.down_proj", 0, shape[1], shape[1])
+    return Slab(f"{slab[1]}.gate_up_proj", shape[1] * (slab[2] == "w3"), shape[1], 2 * shape[1])
+
+
+def _router_name(router: re.Match[str]) -> str:
+    return f"{router[1]}.gate.{router[2] or router[3]}"

@@ -1,6 +1,7 @@
 """Decisions and processes before torch is loaded."""
 
 from gspo_services.learner.start.adaptable import require_adaptable
+from gspo_services.learner.start.autoep import AUTOEP_FAMILIES, autoep_config
 from gspo_services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from gspo_services.learner.start.expected_memory import log_expected_memory
 from gspo_services.learner.start.fabric import warn_without_rdma
@@ -11,7 +12,6 @@ from gspo_services.learner.start.long_context import (
     require_sequence_parallel,
 )
 from gspo_services.learner.start.parallelism import (
-    autoep_config,
     gathering_config,
     offload_config,
     parallelism_of,
@@ -22,6 +22,7 @@ from gspo_services.learner.start.ranks import Node, ended_by_signals, is_rank, r
 from gspo_services.learner.start.teacher import require_teacher
 
 __all__ = [
+    "AUTOEP_FAMILIES",
     "TRAINED_LAYERS",
     "Device",
     "EngineSettings",

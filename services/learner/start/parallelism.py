@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo.moe.mixture import mixture_of
+from gspo_services.learner.start.autoep import AUTOEP_FAMILIES
 from gspo_services.shared.estimates import ShapeError, live_elements, shape_of
 
-AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
-"""DeepSpeed's preset by ``model_type``, for models whose export is tested against the engine's names."""
 PREFETCHED_ELEMENTS: Final = 50_000_000
 """DeepSpeed's default of stage3_prefetch_bucket_size."""
 
@@ -101,10 +100,10 @@ def require_supported(plan: Parallelism) -> None:
         return
     if plan.num_experts == 0:
         raise ValueError(f"expert_parallel is {size} and a {plan.model_type} model has no experts; use expert_parallel = 1")
-    if plan.model_type not in AUTOEP_PRESETS:
+    if plan.model_type not in AUTOEP_FAMILIES:
         raise ValueError(
             f"expert_parallel is {size} and model_type is {plan.model_type!r}; it is supported for "
-            f"{', '.join(AUTOEP_PRESETS)}; use expert_parallel = 1, and zero_stage 3 if the experts do not fit"
+            f"{', '.join(AUTOEP_FAMILIES)}; use expert_parallel = 1, and zero_stage 3 if the experts do not fit"
         )
     if plan.hidden_act != "silu":
         # AutoEP computes silu whatever the configuration says.
@@ -115,19 +114,6 @@ def require_supported(plan: Parallelism) -> None:
         if number % size:
             fitting = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
             raise ValueError(f"expert_parallel is {size}, which does not divide {what} ({number}); use one of {fitting}")
-
-
-def autoep_config(size: int, model_config: Mapping[str, Any], *, on_cuda: bool) -> dict[str, Any]:
-    """DeepSpeed's "expert_parallel" section, for a model that passed ``require_supported``."""
-    return {
-        "enabled": True,
-        "autoep_size": size,
-        "preset_model": AUTOEP_PRESETS[str(model_config["model_type"])],
-        # The preset would always normalise.
-        "route_norm": bool(model_config["norm_topk_prob"]),
-        # How many tokens each rank sends is copied to the host while the tokens are packed, not before it.
-        "async_split_plan": on_cuda,
-    }
 
 
 def gathering_config(model_config: Mapping[str, Any], expert_parallel: int) -> dict[str, int]:

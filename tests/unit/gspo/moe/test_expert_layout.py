@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gspo.moe.expert_layout import Piece, checkpoint_tensors, pieces, stretches
+from gspo.moe.expert_layout import Piece, Slab, pieces, slab_of, stretches, transformers_name
 
 LAYER = "model.layers.3.mlp"
 
@@ -58,15 +58,18 @@ def test_the_router_has_one_name_and_other_parameters_keep_theirs() -> None:
     assert pieces("model.norm.weight", (5,))[0].shape((5,)) == (5,)
 
 
-@pytest.mark.parametrize(("slab", "projection"), [("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")])
-def test_the_experts_of_a_whole_slab_are_a_checkpoints_tensors(slab: str, projection: str) -> None:
-    whole = torch.arange(3 * 2 * 2).reshape(3, 2, 2)
-    found = dict(checkpoint_tensors(f"{LAYER}.experts.{slab}", whole) or ())
-    assert list(found) == [f"{LAYER}.experts.{expert}.{projection}.weight" for expert in range(3)]
-    assert torch.equal(found[f"{LAYER}.experts.2.{projection}.weight"], whole[2])
+@pytest.mark.parametrize(
+    ("slab", "fused", "first"), [("w1", "gate_up_proj", 0), ("w3", "gate_up_proj", 2), ("w2", "down_proj", 0)]
+)
+def test_a_slab_is_some_rows_of_what_transformers_stacks(slab: str, fused: str, first: int) -> None:
+    found = slab_of(f"{LAYER}.experts.{slab}", (3, 2, 5))
+    assert found == Slab(f"{LAYER}.experts.{fused}", first, 2, 2 if slab == "w2" else 4)
 
 
 def test_transformers_own_names_are_left_to_transformers() -> None:
-    assert checkpoint_tensors(f"{LAYER}.experts.gate_up_proj", torch.zeros(2, 2, 2)) is None
-    assert checkpoint_tensors(f"{LAYER}.gate.weight", torch.zeros(2, 2)) is None
-    assert dict(checkpoint_tensors(f"{LAYER}.router.gate.weight", torch.ones(2, 2)) or ()).keys() == {f"{LAYER}.gate.weight"}
+    assert slab_of(f"{LAYER}.experts.gate_up_proj", (2, 2, 2)) is None
+    assert slab_of(f"{LAYER}.gate.weight", (2, 2)) is None
+    for name in ("gate.weight", "gate.bias", "experts.w1"):
+        assert transformers_name(f"{LAYER}.{name}") == f"{LAYER}.{name}"
+    assert transformers_name(f"{LAYER}.router.gate.weight") == f"{LAYER}.gate.weight"
+    assert transformers_name(f"{LAYER}.router.e_score_correction_bias") == f"{LAYER}.gate.e_score_correction_bias"

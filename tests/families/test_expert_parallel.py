@@ -1,0 +1,78 @@
+"""Families whose experts ranks can share: on 2 and 4 ranks they learn what one rank learns, and serve what it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gspo_services.learner.start import AUTOEP_FAMILIES
+from tests.support.learner.families import FAMILIES, save_family
+from tests.support.learner.parallel_jobs import Results, gradient_job, job, require_gradients, run_jobs, state
+from tests.support.learner.training_groups import write_model_and_groups
+
+pytestmark = [pytest.mark.families, pytest.mark.timeout(1200)]
+KINDS = sorted(FAMILIES)
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("families")
+    write_model_and_groups(directory)
+    for kind in KINDS:
+        save_family(directory / kind, kind)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def plain(work: Path) -> Results:
+    return run_jobs(work, 1, [gradient_job(f"{kind}-1", model=kind, zero_stage=0, export=True) for kind in KINDS])
+
+
+@pytest.fixture(scope="module")
+def two(work: Path) -> Results:
+    jobs = []
+    for kind in KINDS:
+        jobs += [
+            gradient_job(f"{kind}-2", model=kind, zero_stage=1, expert_parallel=2, export=True),
+            job(f"{kind}-untrained", model=kind, zero_stage=3, expert_parallel=2, steps=0, export=True),
+            job(f"{kind}-resumed", model=kind, zero_stage=3, expert_parallel=2, resume=f"{kind}-1", steps=0, export=True),
+        ]
+    return run_jobs(work, 2, jobs)
+
+
+@pytest.fixture(scope="module")
+def four(work: Path) -> Results:
+    return run_jobs(work, 4, [gradient_job(f"{kind}-4", model=kind, zero_stage=2, expert_parallel=4) for kind in KINDS])
+
+
+def test_each_family_that_is_accepted_is_here() -> None:
+    assert sorted(AUTOEP_FAMILIES) == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_that_share_experts_have_the_loss_and_gradients_of_one(
+    kind: str, work: Path, plain: Results, two: Results, four: Results
+) -> None:
+    (loss,) = plain[0][f"{kind}-1"]["losses"]
+    number = sum(key.endswith("/exp_avg") for key in state(work, f"{kind}-1"))
+    for name, results in ((f"{kind}-2", two), (f"{kind}-4", four)):
+        assert results[0][name]["losses"] == pytest.approx([loss], rel=1e-6, abs=1e-6)
+        assert results[0][name]["experts"] == plain[0][f"{kind}-1"]["experts"]
+        require_gradients(work, name, f"{kind}-1", tolerance=TOLERANCE, num_parameters=number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_they_serve_and_export_has_the_names_and_bits_of_the_published_files(
+    kind: str, work: Path, plain: Results, two: Results
+) -> None:
+    original, served = load_file(work / kind / "model.safetensors"), load_file(work / f"{kind}-untrained.safetensors")
+    assert set(served) == set(original)
+    assert all(torch.equal(served[name], original[name]) for name in original)
+    trained, resumed = (load_file(work / f"{kind}-{name}.safetensors") for name in ("1", "resumed"))
+    assert set(trained) == set(resumed) == set(original)
+    assert all(torch.equal(resumed[name], trained[name]) for name in trained), "a run continues in another layout"
+    assert not all(torch.equal(trained[name], original[name]) for name in trained)

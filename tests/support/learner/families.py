@@ -1,0 +1,49 @@
+"""Tiny random models of today's families, in the files that transformers writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from tests.support.learner.tiny_model import TINY_EOS_TOKEN_ID, TINY_VOCAB_SIZE
+
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": TINY_VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "eos_token_id": TINY_EOS_TOKEN_ID, "bos_token_id": 0, "pad_token_id": 5, "num_experts_per_tok": 2,
+}  # fmt: skip
+_LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+}  # fmt: skip
+_SIGMOID: Final[dict[str, Any]] = {
+    "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5, "norm_topk_prob": True, "moe_intermediate_size": 32,
+}  # fmt: skip
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 16},
+    "mixtral": {"num_local_experts": 8, "sliding_window": None, "head_dim": 16},
+    "olmoe": {"num_experts": 8, "num_key_value_heads": 4},
+    "glm4_moe": {**_SIGMOID, "use_qk_norm": True, "attention_bias": True, "head_dim": 16},
+    "glm4_moe_lite": {**_SIGMOID, **_LATENT, "mlp_layer_types": ["dense", "sparse"]},
+    "deepseek_v3": {**_SIGMOID, **_LATENT, "n_group": 2},
+}
+"""By ``model_type``: what its configuration has beside what all have."""
+
+
+def save_family(directory: Path, kind: str, seed: int = 0) -> Any:
+    """Write a checkpoint in float32; return the model. Its routers and answers differ more than those of a new model."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_COMMON, **FAMILIES[kind]})).float().eval()
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("e_score_correction_bias"):
+                value.copy_(0.05 * torch.randn_like(value))
+            elif isinstance(value, torch.nn.Parameter):
+                wide = 0.3 if "embed" in name or "lm_head" in name else 0.12
+                value.normal_(0.0, wide) if value.dim() >= 2 else value.normal_(0.0 if name.endswith("bias") else 1.0, 0.1)
+    model.save_pretrained(directory)
+    return model
