@@ -10,14 +10,12 @@ from torch import nn
 
 from gspo.model.activations import keep_checkpoints_on_host, tile_mlps
 from gspo.model.attention import register_segment_attention
-from gspo.model.linear_attention import by_rows
+from gspo.model.linear_attention import LINEAR_ATTENTION, by_rows
 from gspo.model.logprobs import attach_logprob_head
 from gspo.model_files.loading import WHOLE_MODEL, WeightPlaces, load_from_files
 
 PACKED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 """Types of layers whose attention is computed within each segment of a packed row."""
-LINEAR_ATTENTION: Final = "linear_attention"
-"""Layers that carry a state from token to token: see ``gspo.model.linear_attention``."""
 
 
 def load_policy(model_dir: Path, dtype: torch.dtype, placement: WeightPlaces = WHOLE_MODEL) -> Any:

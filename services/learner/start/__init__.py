@@ -8,6 +8,7 @@ from gspo_services.learner.start.fabric import warn_without_rdma
 from gspo_services.learner.start.long_context import (
     TRAINED_LAYERS,
     position_limit,
+    require_apart,
     require_positions,
     require_sequence_parallel,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "position_limit",
     "read_model_config",
     "require_adaptable",
+    "require_apart",
     "require_positions",
     "require_sequence_parallel",
     "require_supported",

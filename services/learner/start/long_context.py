@@ -11,6 +11,29 @@ LINEAR_ATTENTION: Final = "linear_attention"
 TRAINED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", LINEAR_ATTENTION})
 """The types of layers that the learner accepts: see ``gspo.model.policy``."""
 
+PADDED_FAMILIES: Final = ("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Model types whose layers with a state get each sequence in a row of its own: see ``gspo.model.linear_attention``."""
+_STATES: Final = (
+    *("mamba_d_state", "mamba_num_heads", "ssm_state_size", "state_size", "hybrid_override_pattern"),
+    *("conv1d_width", "linear_attn_config", "linear_num_heads"),
+)
+"""Keys of models with Mamba's layers, recurrent ones, or Kimi's."""
+
+
+def require_apart(model_config: Mapping[str, Any]) -> None:
+    """Raises: ValueError for a model with layers that would carry a state from one packed sequence into the next."""
+    kind = str(model_config.get("model_type", ""))
+    if kind in PADDED_FAMILIES:
+        return
+    key = next((key for key in _STATES if model_config.get(key)), None)
+    layers = model_config.get("layer_types")
+    if key is None and not (isinstance(layers, list) and LINEAR_ATTENTION in layers):
+        return
+    raise ValueError(
+        f"{kind or 'the model'} has layers that carry a state from token to token ({key or LINEAR_ATTENTION}), and would "
+        f"carry it from one sequence into the next; use another model: of this kind {', '.join(PADDED_FAMILIES)} are trained"
+    )
+
 
 def require_sequence_parallel(
     model_config: Mapping[str, Any], size: int, *, num_ranks: int, load_balance: bool = False

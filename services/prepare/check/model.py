@@ -19,6 +19,7 @@ from gspo_services.learner.start import (
     position_limit,
     read_model_config,
     require_adaptable,
+    require_apart,
     require_sequence_parallel,
     require_supported,
 )
@@ -107,6 +108,11 @@ def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
             f"layers of type {', '.join(others)}",
             f"use a model whose layers are {', '.join(sorted(TRAINED_LAYERS))}: docs/guide/learner.md has a table",
         )
+    try:
+        require_apart(config)
+    except ValueError as error:
+        text, _, way_out = str(error).partition("; ")
+        return text, way_out
     if config.get("num_kv_shared_layers"):
         return "layers that take their keys from others (num_kv_shared_layers)", "use another model"
     if config.get("router_jitter_noise"):
@@ -153,9 +159,12 @@ def _has_class(library: str, kind: str, name: str) -> bool | None:
     if found is None or not found.submodule_search_locations or not re.fullmatch(r"\w+", kind):
         return None
     root = Path(found.submodule_search_locations[0])
-    folder = root / "models" / kind if library == "transformers" else root / "srt" / "models"
     definition = f"class {name}(".encode()
-    return any(definition in path.read_bytes() for path in sorted(folder.glob("*.py")))
+    if library != "transformers":
+        return any(definition in path.read_bytes() for path in sorted((root / "srt" / "models").glob("*.py")))
+    # A text model has the folder of the whole: gemma3_text is in that of gemma3.
+    files = [*(root / "models" / kind).glob("*.py"), *(root / "models").glob("*/modeling_*.py")]
+    return any(definition in path.read_bytes() for path in files)
 
 
 def _size(model: ReadModel) -> str:

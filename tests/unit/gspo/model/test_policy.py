@@ -127,6 +127,32 @@ def test_a_model_with_other_layers_or_transformed_logits_is_refused() -> None:
         prepare_policy(model, logprob_chunk_tokens=8)
 
 
+class Mixer(torch.nn.Module):
+    """As in Mamba's layers."""
+
+    def __init__(self, *, convolves: bool) -> None:
+        super().__init__()
+        if convolves:
+            self.conv1d = torch.nn.Conv1d(4, 4, 2, groups=4, padding=1)
+        else:
+            self.A_log = torch.nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize("convolves", [True, False])
+def test_a_layer_with_a_state_of_another_kind_is_refused_by_name(convolves: bool) -> None:
+    model = tiny_tied_model()
+    model.model.layers[0].mixer = Mixer(convolves=convolves)
+    with pytest.raises(ValueError, match=r"model.layers.0.mixer \(Mixer\) carries a state from token to token"):
+        prepare_policy(model, logprob_chunk_tokens=8)
+
+
+def test_a_state_in_layers_that_nothing_shows_is_refused_by_what_the_configuration_says() -> None:
+    model = tiny_tied_model()
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="has 1 layers of linear_attention, and 0 are known as such"):
+        prepare_policy(model, logprob_chunk_tokens=8)
+
+
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         load_policy(tmp_path, torch.float32)

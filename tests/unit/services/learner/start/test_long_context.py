@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.learner.start import position_limit, require_positions, require_sequence_parallel
+from gspo_services.learner.start import position_limit, require_apart, require_positions, require_sequence_parallel
 from gspo_services.shared.settings.configuration import validated
 
 MODEL = {"num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 4096}
@@ -32,6 +32,27 @@ def test_other_sizes_are_refused_with_those_that_fit(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         require_sequence_parallel(MODEL | changes, size, num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_families_whose_sequences_get_rows_of_their_own_are_trained(kind: str) -> None:
+    require_apart({"model_type": kind, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2})
+    require_apart(MODEL | {"layer_types": ["full_attention"], "mamba_d_state": None})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "minimax", "layer_types": ["linear_attention"]}, "minimax has layers .*(linear_attention), and"),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"a": 1}}, "(linear_attn_config)"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "(mamba_d_state)"),
+    ],
+)
+def test_families_whose_state_would_pass_from_one_sequence_to_the_next_are_refused(
+    config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        require_apart(config)
 
 
 def test_a_state_that_goes_from_token_to_token_cannot_be_shared() -> None:

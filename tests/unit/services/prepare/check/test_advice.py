@@ -70,6 +70,17 @@ def test_more_tokens_than_positions_are_a_fault(keys: dict[str, Any], way_out: s
     assert way_out in by_check(project.findings(code=False), "fail")["positions"].way_out
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("gemma3_text", "Gemma3ForCausalLM"), ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM")]
+)
+def test_the_text_model_of_a_family_with_images_is_found_in_the_familys_folder(
+    kind: str, name: str, project: Project
+) -> None:
+    project.configure_model(model_type=kind, architectures=[name])
+    project.keys |= {"model.dtype": "bfloat16"}
+    assert "architecture" not in by_check(project.findings(gpus("H100", 1), code=False), "fail")
+
+
 def test_positions_that_only_the_learner_stretches_are_a_warning(project: Project) -> None:
     config = json.loads((project.model / "config.json").read_text())
     config["rope_scaling"] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048}

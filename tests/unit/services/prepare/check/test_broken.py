@@ -72,6 +72,10 @@ def an_unknown_class(project: Project) -> None:
     project.configure_model(architectures=["NobodysForCausalLM"])
 
 
+def a_state_in_another_way(project: Project) -> None:
+    project.configure_model(model_type="nemotron_h", architectures=["NemotronHForCausalLM"], ssm_state_size=16)
+
+
 def quantised(project: Project) -> None:
     project.configure_model(quantization_config={"quant_method": "fp8"})
 
@@ -142,6 +146,7 @@ def adapters_of_shared_experts(project: Project) -> None:
         ),
         (a_kernel_for_gpus, "architecture", "gpt_oss on a CPU", "use a GPU"),
         (an_encoder, "architecture", "BertForMaskedLM is not a causal language model", "ForCausalLM"),
+        (a_state_in_another_way, "architecture", "state from token to token (ssm_state_size)", "qwen3_next are trained"),
         (images, "architecture", "takes images", "text alone"),
         (an_old_decoder, "architecture", "rotary positions", "a table of families"),
         (
