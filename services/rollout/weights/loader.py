@@ -163,7 +163,7 @@ class EngineLoader:
         if not verification.ok:
             raise VerificationError(
                 f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
-                f"missing {verification.missing[:5]}"
+                f"missing {verification.missing[:5]}, never sent {verification.unsent[:5]}"
             )
         if verification.unverified:
             log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])

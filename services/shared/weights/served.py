@@ -12,6 +12,8 @@ from gspo_services.shared.settings import Settings
 
 IGNORED_WINDOWS: Final = ("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Model types whose classes in SGLang attend to all tokens, also in layers with a window. Those of Gemma have windows."""
+IGNORED_TIES: Final = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next")
+"""Model types whose classes in SGLang have an output layer of their own whatever config.json says of it."""
 _NOT_ON_A_CPU: Final = {
     "gemma2": "its capped logits are a kernel for GPUs",
     "gpt_oss": "its attention sinks need a kernel for GPUs",
@@ -52,6 +54,11 @@ def require_served(config: Mapping[str, Any], longest: int, *, on_cpu: bool) -> 
         raise ServedError(
             f"a model of type {kind} on a CPU: SGLang does not serve it there, {_NOT_ON_A_CPU[kind]}; use a GPU or another "
             "model"
+        )
+    if kind in IGNORED_TIES and config.get("tie_word_embeddings") is True:
+        raise ServedError(
+            f"a model of type {kind} whose output layer is its embedding (tie_word_embeddings): SGLang's class has one of its "
+            "own, which nothing would fill; write it as lm_head.weight and set tie_word_embeddings to false"
         )
     window = _window(config)
     if kind in IGNORED_WINDOWS and window is not None and window < longest:

@@ -1,11 +1,14 @@
 """Models that SGLang computes otherwise than their configuration says."""
 
+import importlib.util
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo_services.shared.weights import ServedError, require_served, require_served_on_cuda
+from gspo_services.shared.weights.served import IGNORED_TIES
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,18 @@ def test_a_window_that_sglang_ignores_is_refused_if_a_sequence_can_outgrow_it(co
 )  # fmt: skip
 def test_other_models_are_served_as_they_are(config: dict[str, Any]) -> None:
     require_served(config, 1_000_000, on_cpu=True)
+
+
+@pytest.mark.parametrize("kind", IGNORED_TIES)
+def test_a_tied_head_is_refused_where_sglangs_class_has_one_of_its_own(kind: str) -> None:
+    found = importlib.util.find_spec("sglang")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    source = Path(found.submodule_search_locations[0]) / "srt" / "models" / f"{kind}.py"
+    assert "tie_word_embeddings" not in source.read_text(encoding="utf-8")
+    require_served({"model_type": kind, "tie_word_embeddings": False}, 100, on_cpu=False)
+    with pytest.raises(ServedError, match=rf"of type {kind} whose output layer is its embedding .*; write it as lm_head"):
+        require_served({"model_type": kind, "tie_word_embeddings": True}, 100, on_cpu=False)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
