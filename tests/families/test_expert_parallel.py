@@ -16,6 +16,7 @@ from tests.support.learner.training_groups import write_model_and_groups
 pytestmark = [pytest.mark.families, pytest.mark.timeout(1200)]
 KINDS = sorted(FAMILIES)
 TOLERANCE = 1e-4
+REPLAY = {"routing_replay": True, "max_grad_norm": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(work: Path) -> Results:
-    return run_jobs(work, 1, [gradient_job(f"{kind}-1", model=kind, zero_stage=0, export=True) for kind in KINDS])
+    jobs = []
+    for kind in KINDS:
+        jobs += [
+            gradient_job(f"{kind}-1", model=kind, zero_stage=0, export=True),
+            job(f"{kind}-given-1", model=kind, zero_stage=0, replay=True, **REPLAY),
+        ]
+    return run_jobs(work, 1, jobs)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +45,7 @@ def two(work: Path) -> Results:
     for kind in KINDS:
         jobs += [
             gradient_job(f"{kind}-2", model=kind, zero_stage=1, expert_parallel=2, export=True),
+            job(f"{kind}-given-2", model=kind, zero_stage=1, expert_parallel=2, replay=True, **REPLAY),
             job(f"{kind}-untrained", model=kind, zero_stage=3, expert_parallel=2, steps=0, export=True),
             job(f"{kind}-resumed", model=kind, zero_stage=3, expert_parallel=2, resume=f"{kind}-1", steps=0, export=True),
         ]
@@ -63,6 +71,15 @@ def test_ranks_that_share_experts_have_the_loss_and_gradients_of_one(
         assert results[0][name]["losses"] == pytest.approx([loss], rel=1e-6, abs=1e-6)
         assert results[0][name]["experts"] == plain[0][f"{kind}-1"]["experts"]
         require_gradients(work, name, f"{kind}-1", tolerance=TOLERANCE, num_parameters=number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_experts_are_used_with_the_routers_weights(kind: str, work: Path, plain: Results, two: Results) -> None:
+    """The step itself holds the choice of each layer against the given one."""
+    (loss,) = plain[0][f"{kind}-given-1"]["losses"]
+    assert two[0][f"{kind}-given-2"]["losses"] == pytest.approx([loss], rel=1e-6)
+    number = sum(key.endswith("/exp_avg") for key in state(work, f"{kind}-given-1"))
+    require_gradients(work, f"{kind}-given-2", f"{kind}-given-1", tolerance=TOLERANCE, num_parameters=number)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,8 +57,8 @@ def require_served(config: Mapping[str, Any], longest: int, *, on_cpu: bool) -> 
         )
     if kind in IGNORED_TIES and config.get("tie_word_embeddings") is True:
         raise ServedError(
-            f"a model of type {kind} whose output layer is its embedding (tie_word_embeddings): SGLang's class has one of its "
-            "own, which nothing would fill; write it as lm_head.weight and set tie_word_embeddings to false"
+            f"a model of type {kind} whose output layer is its embedding (tie_word_embeddings): SGLang's class has one of "
+            "its own, which nothing would fill; write it as lm_head.weight and set tie_word_embeddings to false"
         )
     window = _window(config)
     if kind in IGNORED_WINDOWS and window is not None and window < longest:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
-from gspo.moe.experts import ExpertPicks
+from gspo.moe.experts import ExpertPicks, ExpertShape
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
@@ -203,10 +204,10 @@ def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[in
     ]
 
 
-def given_picks(packed: PackedBatch) -> ExpertPicks:
-    """Two of the tiny model's four experts for each token and layer, not the routers' choice; the same in every layout."""
-    first_LT = packed.input_ids + torch.arange(2)[:, None]
-    return ExpertPicks(torch.stack([first_LT % 4, (first_LT + 1) % 4], dim=-1).to(torch.int8), 4)
+def given_picks(shape: ExpertShape, packed: PackedBatch) -> ExpertPicks:
+    """Two experts for each token and layer with some, not the routers' choice; the same in every layout."""
+    first_LT, number = packed.input_ids + torch.arange(shape.num_layers)[:, None], shape.num_experts
+    return ExpertPicks(torch.stack([first_LT % number, (first_LT + 1) % number], dim=-1).to(torch.int8), number)
 
 
 def with_reported(groups: list[TrainGroup]) -> list[TrainGroup]:
@@ -231,16 +232,16 @@ def _reported(ids_A: NDArray[np.int64]) -> NDArray[np.int16]:
 def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
     """The loss of one step in which the routers get their experts, and verifiably use them."""
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
-    together = engine.sequence_parallel
+    together, picks = engine.sequence_parallel, partial(given_picks, ExpertShape.of(engine.model))
     packed = pack(sequences[engine.rank // together :: engine.world_size // together], policy_version=1)
 
     def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
         assert result.experts is not None
-        given = given_picks(packed).indices_LTK
+        given = picks(packed).indices_LTK
         assert torch.equal(result.experts.indices_LTK.sort(dim=-1).values, given.sort(dim=-1).values)
         return -(result.logprobs_T * packed.advantages_T).sum() / 100
 
-    return engine.train_mini_batch([packed], loss_fn, replay=given_picks).loss
+    return engine.train_mini_batch([packed], loss_fn, replay=picks).loss
 
 
 def _offloaded(engine: LearnerEngine) -> list[bool]:
