@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gspo.model.packing import TrainSequence, pack
-from gspo.model.policy import load_policy, prepare_policy
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.shared.weights import ServedError, require_served
@@ -16,7 +14,7 @@ from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 from tests.support.loss.sequences import random_sequence
 from tests.support.policy.architectures import tiny_model
-from tests.support.policy.forward import logprobs_of
+from tests.support.policy.learner_logprobs import learner_logprobs
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
@@ -30,17 +28,7 @@ async def largest_difference(folder: Path, length: int) -> float:
     async with EngineServer(options) as server:
         sequence = random_sequence(length, 0, vocab_size=60)
         found = await prompt_logprobs(server.url, sequence.token_ids.tolist())
-    return float(np.abs(own_logprobs(folder, sequence) - found).max())
-
-
-def own_logprobs(
-    folder: Path, sequence: TrainSequence, dtype: torch.dtype = torch.float32, *, float32_head: bool = False
-) -> Any:
-    """The learner's, float32 [T - 1]."""
-    model = load_policy(folder, dtype)
-    prepare_policy(model, logprob_chunk_tokens=100, float32_head=float32_head)
-    scored = sequence.with_advantages(np.zeros(sequence.num_tokens, np.float32))
-    return logprobs_of(model, pack([scored], policy_version=0)).logprobs_T[:-1].detach().numpy()
+    return float(np.abs(learner_logprobs(folder, sequence) - found).max())
 
 
 def saved(folder: Path, name: str) -> dict[str, Any]:
@@ -96,5 +84,5 @@ async def test_a_float32_head_in_engine_and_learner_gives_the_same_log_probs_in_
         found = await prompt_logprobs(server.url, sequence.token_ids.tolist())
         async with Engine(server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as client:
             assert (await client.server_info()).enable_fp32_lm_head is float32_head
-    off = np.abs(own_logprobs(tmp_path, sequence, torch.bfloat16, float32_head=True) - found)
+    off = np.abs(learner_logprobs(tmp_path, sequence, torch.bfloat16, float32_head=True) - found)
     assert off.max() < 1e-4 if float32_head else off.mean() > 0.005

@@ -1,22 +1,23 @@
 """Builds an engine's parameters from a checkpoint's tensors, without torch: to compare checksums, to patch them in place.
 
 SGLang's /weights_checker hashes each parameter as it lies in memory, where SGLang has merged tensors that a checkpoint
-keeps apart (Llama, Qwen3 and Qwen3-MoE; ``shards`` has what each of several ranks holds). All merges are along the first
-dimension, so they are concatenations of bytes:
+keeps apart (``shards`` has what each of several ranks holds). All merges are along the first dimension, so they are
+concatenations of bytes:
 
-    self_attn.qkv_proj.weight        q_proj, k_proj, v_proj
-    mlp.gate_up_proj.weight          gate_proj, up_proj
-    mlp.experts.w13_weight           gate_proj, up_proj of each expert in turn
-    mlp.experts.w2_weight            down_proj of each expert in turn
-    embed_tokens, lm_head            padded with zero rows to a multiple of 64
-    everything else                  as it is, under its own name
+    self_attn.qkv_proj.weight                     q_proj, k_proj, v_proj
+    self_attn.fused_qkv_a_proj_with_mqa.weight    q_a_proj, kv_a_proj_with_mqa (latent attention with both)
+    mlp.gate_up_proj.weight                       gate_proj, up_proj; of shared experts, too
+    experts.w13_weight                            gate_proj, up_proj (or w1, w3) of each expert in turn
+    experts.w2_weight                             down_proj (or w2) of each expert in turn
+    embed_tokens, lm_head                         padded with zero rows to a multiple of 64
+    everything else                               as it is, under its own name
 
 The hashes are in ``checksums``.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,8 +31,14 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
 _ATTENTION: Final = re.compile(r"(?P<prefix>.*\.self_attn)\.(?P<part>[qkv])_proj\.(?P<kind>weight|bias)")
-_EXPERT: Final = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
-_MLP: Final = re.compile(r"(?P<prefix>.*\.mlp)\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)")
+_EXPERT: Final = re.compile(
+    r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w[132])\.weight"
+)
+_MLP: Final = re.compile(
+    r"(?P<prefix>.*\.(?:mlp|shared_experts|shared_expert))\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)"
+)
+_LATENT: Final = re.compile(r"(?P<prefix>.*\.self_attn)\.(?P<part>q_a_proj|kv_a_proj_with_mqa)\.weight")
+_W13: Final = ("gate_proj", "up_proj", "w1", "w3")
 
 Buffer = bytes | bytearray | memoryview
 Described = tuple[str, int, int]
@@ -72,8 +79,9 @@ def described(tensors: Sequence[TensorInfo]) -> tuple[Described, ...]:
 def layouts_of(tensors: tuple[Described, ...]) -> dict[str, Layout]:
     """Return ``layouts`` of tensors that were described; the caller must not change it."""
     places: dict[str, dict[tuple[int, ...], int]] = {}
+    names = {tensor for tensor, _, _ in tensors}
     for index, (tensor, _, _) in enumerate(tensors):
-        name, place = _place(tensor)
+        name, place = _place(tensor, names)
         parts = places.setdefault(name, {})
         if place in parts:
             raise ValueError(f"tensor {tensor} was sent twice")
@@ -103,15 +111,17 @@ def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
     return [*parts, bytearray(layout.padding_bytes)] if layout.padding_bytes else parts
 
 
-def _place(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return the engine's parameter that a checkpoint tensor is part of, and its position in it."""
+def _place(name: str, names: Collection[str]) -> tuple[str, tuple[int, ...]]:
+    """Return the engine's parameter that a checkpoint tensor is part of, and its position in it. ``names``: of all."""
     if match := _ATTENTION.fullmatch(name):
         return f"{match['prefix']}.qkv_proj.{match['kind']}", ("qkv".index(match["part"]),)
     if match := _EXPERT.fullmatch(name):
         expert = int(match["expert"])
-        if match["part"] == "down":
-            return f"{match['prefix']}.w2_weight", (expert, 0)
-        return f"{match['prefix']}.w13_weight", (expert, ("gate", "up").index(match["part"]))
+        if match["part"] in _W13:
+            return f"{match['prefix']}.w13_weight", (expert, _W13.index(match["part"]) % 2)
+        return f"{match['prefix']}.w2_weight", (expert, 0)
+    if (match := _LATENT.fullmatch(name)) and f"{match['prefix']}.q_a_proj.weight" in names:
+        return f"{match['prefix']}.fused_qkv_a_proj_with_mqa.weight", (int(match["part"] != "q_a_proj"),)
     if match := _MLP.fullmatch(name):
         return f"{match['prefix']}.gate_up_proj.{match['kind']}", (("gate", "up").index(match["part"]),)
     return name, (0,)
@@ -136,7 +146,7 @@ def _expected_places(name: str, places: Iterable[tuple[int, ...]]) -> set[tuple[
         return {(expert, 0) for expert in experts}
     if ".qkv_proj." in name:
         return {(0,), (1,), (2,)}
-    if ".gate_up_proj." in name:
+    if ".gate_up_proj." in name or ".fused_qkv_a_proj_with_mqa." in name:
         return {(0,), (1,)}
     return {(0,)}
 

@@ -20,14 +20,24 @@ _SIGMOID: Final[dict[str, Any]] = {
     "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5, "norm_topk_prob": True, "moe_intermediate_size": 32,
 }  # fmt: skip
+_STRETCHED: Final[dict[str, Any]] = {
+    "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 10_000.0,
+}  # fmt: skip
+"""As published: without it SGLang's latent attention does not start on a CPU."""
+# fmt: off
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 16},
     "mixtral": {"num_local_experts": 8, "sliding_window": None, "head_dim": 16},
     "olmoe": {"num_experts": 8, "num_key_value_heads": 4},
     "glm4_moe": {**_SIGMOID, "use_qk_norm": True, "attention_bias": True, "head_dim": 16},
     "glm4_moe_lite": {**_SIGMOID, **_LATENT, "mlp_layer_types": ["dense", "sparse"]},
-    "deepseek_v3": {**_SIGMOID, **_LATENT, "n_group": 2},
+    "deepseek_v3": {
+        **_SIGMOID, **_LATENT, "n_group": 2, "rope_parameters": _STRETCHED, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "moe_layer_freq": 1,
+    },
 }
+# fmt: on
 """By ``model_type``: what its configuration has beside what all have."""
 
 

@@ -71,6 +71,37 @@ def test_tensors_lie_in_the_engine_as_it_merges_them() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("parameter", "parts"),
+    [
+        (
+            "mlp.shared_experts.gate_up_proj.weight",
+            ["mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"],
+        ),
+        (
+            "self_attn.fused_qkv_a_proj_with_mqa.weight",
+            ["self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"],
+        ),
+        (
+            "block_sparse_moe.experts.w13_weight",
+            [f"block_sparse_moe.experts.{expert}.{part}.weight" for expert in range(2) for part in ("w1", "w3")],
+        ),
+        ("block_sparse_moe.experts.w2_weight", [f"block_sparse_moe.experts.{expert}.w2.weight" for expert in range(2)]),
+    ],
+)
+def test_other_families_lie_there_under_names_of_their_own(parameter: str, parts: list[str]) -> None:
+    names = [f"model.layers.0.{part}" for part in parts]
+    tensors = [tensor(name, name) for name in reversed(names)]
+    assert texts(tensors, f"model.layers.0.{parameter}") == names
+    # Of w2 every expert that was sent is whole.
+    assert merge(tensors[1:])[f"model.layers.0.{parameter}"].complete == parameter.endswith("w2_weight")
+
+
+def test_latent_attention_without_compressed_queries_is_not_merged() -> None:
+    name = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"
+    assert merge([tensor(name, name)])[name].complete
+
+
 def expected_checksums(tensors: list[Tensor]) -> dict[str, str]:
     return {name: sha256_checksum(parameter.parts) for name, parameter in merge(tensors).items()}
 
