@@ -34,6 +34,8 @@ class Mixture:
     """Of an expert's MLP."""
     shared_width: int = 0
     """Of the MLP that every token has besides; 0: none."""
+    shared_gate: bool = False
+    """It has a gate of its own, as in Qwen's families."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
 
@@ -53,6 +55,7 @@ def mixture_of(config: Mapping[str, Any]) -> Mixture:
         width=width,
         # Qwen gives the width of its shared expert; GLM and DeepSeek their number, each as wide as the others.
         shared_width=_first(config, _SHARED_WIDTH) or _first(config, _SHARED) * width,
+        shared_gate=bool(config.get(_SHARED_WIDTH[0])),
         dense_layers=_dense_layers(config, _number("num_hidden_layers", config.get("num_hidden_layers") or 0)),
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gspo_services.prepare.check.model import TRIED
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.rollout.weights.verify import Verification
@@ -35,6 +36,10 @@ async def largest_difference(server: EngineServer, folder: Path) -> float:
 
 async def verified(engine: Engine, folder: Path) -> Verification:
     return await verify_loaded(engine, checkpoint_tensors(folder))
+
+
+def test_what_gspo_check_calls_tried_is_tried_here() -> None:
+    assert set(FAMILIES) | {"qwen3"} == TRIED
 
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES))

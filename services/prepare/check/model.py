@@ -30,7 +30,9 @@ from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings import Scheduled, critical_batches
 from gspo_services.shared.weights import ServedError, require_servable
 
-TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
+COUNTED: Final = frozenset({"qwen3", "qwen3_moe"})
+"""Model types whose files have the parameters and nothing else, such as layers that predict further tokens."""
+TRIED: Final = COUNTED | {"deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "olmoe"}
 """Families whose weights were compared with a real engine's, bit by bit."""
 OTHER_MODEL: Final = "use a model whose class ends in ForCausalLM: docs/guide/learner.md has a table of families"
 MOST_HEADER_BYTES: Final = 100 * 2**20
@@ -275,7 +277,7 @@ def _weights(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     shape = model.shape
     expected = () if shape is None else (shape.parameters, shape.parameters + shape.vocabulary * shape.hidden)
     text = f"{found.elements:,} elements, {types}"
-    if expected and shape is not None and found.elements not in expected and shape.model_type in TRIED:
+    if expected and shape is not None and found.elements not in expected and shape.model_type in COUNTED:
         yield Finding(
             check="weights", status="fail", text=f"{text}; config.json describes {shape.parameters:,}",
             way_out="config.json and weights are of different models, or a file is missing: download the model again",

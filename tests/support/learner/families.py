@@ -41,13 +41,18 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 """By ``model_type``: what its configuration has beside what all have."""
 
 
+def family_config(kind: str) -> dict[str, Any]:
+    """Its config.json, without what transformers fills in."""
+    return {"model_type": kind, **_COMMON, **FAMILIES[kind]}
+
+
 def save_family(directory: Path, kind: str, seed: int = 0) -> Any:
     """Write a checkpoint in float32; return the model. Its routers and answers differ more than those of a new model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_COMMON, **FAMILIES[kind]})).float().eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**family_config(kind))).float().eval()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("e_score_correction_bias"):

@@ -78,7 +78,7 @@ def test_no_other_module_reads_these_keys() -> None:
         ),
         (
             {"num_experts": 4, "num_hidden_layers": 3, "mlp_only_layers": [1], "shared_expert_intermediate_size": 5},
-            Mixture(experts=4, chosen=4, shared_width=5, dense_layers=frozenset({1})),
+            Mixture(experts=4, chosen=4, shared_width=5, shared_gate=True, dense_layers=frozenset({1})),
         ),
     ],
 )

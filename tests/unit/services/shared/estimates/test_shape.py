@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 
 from gspo_services.shared.estimates import ShapeError, shape_of
 from tests.support.checking.shapes import MIXTRAL_8X7B, QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
+from tests.support.learner.families import FAMILIES, family_config
 from tests.support.paper.shapes import MODELS
 
 QWEN2_7B: dict[str, Any] = {
@@ -73,8 +75,10 @@ def test_a_config_without_a_shape_names_the_key(change: dict[str, Any], part: st
     assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("model", ["GLM-4.5-Air", "GLM-4.5", "gpt-oss-120b", "Qwen3-235B-A22B"])
-def test_large_mixtures_have_as_many_parameters_as_transformers_gives_them(model: str) -> None:
-    known = {"GLM-4.5-Air": 106_852_245_504, "GLM-4.5": 352_797_814_784, "gpt-oss-120b": 116_829_156_672}
-    found = shape_of(MODELS[model]).parameters
-    assert found == pytest.approx(known.get(model, 235_093_634_560), rel=5e-4)
+@pytest.mark.parametrize("config", [*MODELS.values(), *map(family_config, FAMILIES)], ids=[*MODELS, *FAMILIES])
+def test_a_model_has_as_many_parameters_as_transformers_gives_it(config: dict[str, Any]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert shape_of(config).parameters == sum(parameter.numel() for parameter in model.parameters())
