@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from gspo.model.lora import AdaptedWeight, adapted_weights, is_lora, lora_name, merged, plain_name
 from gspo.model.serving_layout import ServedParameter, ServingLayout
+from gspo.moe.expert_layout import transformers_name
+from gspo.moe.mixture import FLOAT32_ROUTERS
 
 Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
 """Opens a context that holds the whole value of a parameter or buffer. It is collective where parameters are partitioned;
@@ -57,17 +59,19 @@ def served_parameters(
         model: a Hugging Face model, partitioned or not.
         gathered: see ``Gathered``; ``contextlib.nullcontext`` for a model that is not partitioned.
         emit: False on ranks that only take part in collectives: they get nothing and must still exhaust the iterator.
-        dtype: floating-point tensors are cast to it; None keeps their dtype.
+        dtype: floating-point parameters are cast to it (see ``ServedTypes``); None keeps their dtype.
         with_adapters: False yields the weights as they are without adapters.
         layout: this model's; one that is kept makes every export after the first faster.
 
     The tensors are contiguous, and valid only until the next parameter is requested: copy what you keep.
     Raises: ValueError when two parameters share a serving name: the conversion then needs both at once.
     """
-    layout = layout or ServingLayout(model)
+    layout, types = layout or ServingLayout(model), ServedTypes(model, dtype)
     adapters = adapted_weights(model) if with_adapters else {}
     for name, value in served_values(model):
-        yield from served_parameter(name, value, layout, adapters.get(name), gathered=gathered, emit=emit, dtype=dtype)
+        yield from served_parameter(
+            name, value, layout, adapters.get(name), gathered=gathered, emit=emit, dtype=types.of(name, value)
+        )
 
 
 def served_values(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -80,6 +84,23 @@ def served_values(model: Any) -> Iterator[tuple[str, Tensor]]:
             yield plain_name(own_name), value
 
 
+class ServedTypes:
+    """The dtype in which each parameter and buffer of a model is served, as engines have it."""
+
+    def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
+        """``dtype``: of floating-point parameters; None: their own."""
+        self._dtype = dtype
+        self._float32_routers = getattr(getattr(model, "config", None), "model_type", "") in FLOAT32_ROUTERS
+
+    def of(self, name: str, value: Tensor) -> torch.dtype:
+        """Return that of the parameter or buffer ``name``: of a buffer its own, such as a bias of routers."""
+        if not isinstance(value, nn.Parameter) or not value.is_floating_point():
+            return value.dtype
+        if self._float32_routers and transformers_name(name).endswith(".gate.weight"):
+            return torch.float32
+        return value.dtype if self._dtype is None else self._dtype
+
+
 def served_parameter(
     name: str,
     value: Tensor,
@@ -88,9 +109,9 @@ def served_parameter(
     *,
     gathered: Gathered,
     emit: bool,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> Iterator[ServedParameter]:
-    """Yield what is served of one parameter, with its adapter. See ``served_parameters``."""
+    """Yield what is served of one parameter, with its adapter, in ``dtype``. See ``served_parameters``."""
     with ExitStack() as held:
         found = held.enter_context(gathered(value))
         change = _gathered_adapter(adapted, gathered, held)
@@ -99,10 +120,8 @@ def served_parameter(
         assert found is not None, f"{name} was not gathered on a rank that emits"
         whole = found.detach()
         if change is not None:
-            whole = merged(whole, *change).to(whole.dtype if dtype is None else dtype)
-        elif dtype is not None and whole.is_floating_point():
-            whole = whole.to(dtype)
-        yield from layout.served(name, whole)
+            whole = merged(whole, *change)
+        yield from layout.served(name, whole.to(dtype))
 
 
 def lora_weights(model: Any, *, gathered: Gathered, emit: bool = True) -> Iterator[tuple[str, Tensor]]:

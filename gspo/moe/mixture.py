@@ -14,6 +14,8 @@ _CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "experts_per_t
 _WIDTH: Final = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
 _SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim")
 _SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+FLOAT32_ROUTERS: Final = frozenset({"glm4_moe", "glm4_moe_lite", "minimax_m2"})
+"""Model types whose routers are float32 in SGLang whatever the model is in."""
 EXPERTS_ATTRIBUTE: Final = "num_local_experts"
 """Under which every configuration object of transformers has the number of experts."""
 _SWITCHES: Final = ("is_moe", "enable_moe_block")

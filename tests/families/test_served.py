@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from gspo.model.serving import serving_weights
 from gspo_services.prepare.check.model import TRIED
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
@@ -36,6 +40,23 @@ async def largest_difference(server: EngineServer, folder: Path) -> float:
 
 async def verified(engine: Engine, folder: Path) -> Verification:
     return await verify_loaded(engine, checkpoint_tensors(folder))
+
+
+async def test_a_bias_of_routers_is_served_in_float32_by_a_run_in_bfloat16(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "model", "glm4_moe")
+    model.to(torch.bfloat16)
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.data = 0.05 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(tmp_path / "model")
+    weights = dict(serving_weights(model, gathered=nullcontext, dtype=torch.bfloat16))
+    assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32", "torch.bfloat16"}
+    (tmp_path / "sent").mkdir()
+    save_file(weights, tmp_path / "sent" / "model.safetensors")
+    options = ServerOptions(
+        model_path=tmp_path / "model", log_path=tmp_path / "server.log", max_total_tokens=4096, dtype="bfloat16"
+    )
+    async with EngineServer(options) as server, Engine(server.url, chunk_tokens=16) as engine:
+        assert (await verified(engine, tmp_path / "sent")).ok
 
 
 def test_what_gspo_check_calls_tried_is_tried_here() -> None:

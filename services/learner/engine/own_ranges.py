@@ -15,7 +15,7 @@ import torch.distributed
 from torch import Tensor
 
 from gspo.model.lora import adapted_weights
-from gspo.model.serving import Gathered, is_partitioned, served_parameter, served_values
+from gspo.model.serving import Gathered, ServedTypes, is_partitioned, served_parameter, served_values
 from gspo.model.serving_layout import ServedPart, ServingLayout, serving_tensors
 from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
 from gspo_services.learner.weights import VersionLayout, VersionRange, in_order, parts_in_order, served_dtype
@@ -42,7 +42,7 @@ class PublishedRanges:
         self._model = model
         self._shares = shares
         self._serving = serving
-        self._dtype = dtype
+        self._types = ServedTypes(model, dtype)
         self._rank = rank
         self._num_ranks = num_ranks
         self._gathered = gathered
@@ -51,14 +51,14 @@ class PublishedRanges:
         self._changed: set[str] = set()
         adapted, parts, begin = adapted_weights(model), list[tuple[ServedPart, str]](), 0
         for name, value in served_values(model):
-            own = served_dtype(name, torch.empty(0, dtype=self._served_as(value)))
+            own = served_dtype(name, torch.empty(0, dtype=self._types.of(name, value)))
             places = self._places(name, _whole_shape(value, self._share(value)))
             if places is None or name in adapted:
                 self._changed.add(name)
             described = self._converted(name, value) if places is None else places
             self._begins[name] = begin
             parts += [(part, own) for part in described]
-            begin += sum(part.num_elements for part in described) * self._served_as(value).itemsize
+            begin += sum(part.num_elements for part in described) * self._types.of(name, value).itemsize
         self.layout = VersionLayout.of(parts)
         """The same on all ranks."""
 
@@ -70,19 +70,22 @@ class PublishedRanges:
             begin = self._begins[name]
             if name not in self._changed:
                 start, values = self._own(value)
-                served = values.to(self._served_as(value))
+                served = values.to(self._types.of(name, value))
                 yield VersionRange(begin + start * served.itemsize, served)
                 continue
             emits = self._rank == 0
             for each in served_parameter(
-                name, value, self._serving, adapted.get(name), gathered=self._gathered, emit=emits, dtype=self._dtype
+                name,
+                value,
+                self._serving,
+                adapted.get(name),
+                gathered=self._gathered,
+                emit=emits,
+                dtype=self._types.of(name, value),
             ):
                 for part in in_order(each):
                     yield VersionRange(begin, part.values)
                     begin += part.values.nbytes
-
-    def _served_as(self, value: Tensor) -> torch.dtype:
-        return self._dtype if value.is_floating_point() else value.dtype
 
     def _share(self, value: Tensor) -> ExpertShare:
         return self._shares.get(id(value), WHOLE)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gspo.model.serving import ServedTypes
 from gspo.model.serving_layout import serving_tensors
 from gspo.moe.expert_layout import pieces
 from gspo_protocol.digests import bytes_digest, tensor_digest, version_digest
@@ -70,11 +71,11 @@ class CheckpointWeights:
         At its end, every bit has been compared with the digest that the learner computed of its own weights.
         Raises: DamagedCheckpoint, at the end, when they differ; CheckpointError when a parameter is missing.
         """
-        self._served = []
+        self._served, types = [], ServedTypes(self.model, dtype)
         found: list[tuple[str, str, tuple[int, ...], str]] = []
-        for name, tensor in self._learner_weights():
+        for name, tensor, (own_name, own) in self._learner_weights():
             found.append(_described(name, tensor))
-            served = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            served = tensor.to(types.of(own_name, own))
             self._note(name, served)
             yield name, served
         if state_digest(found).hex() != self.digest:
@@ -97,7 +98,8 @@ class CheckpointWeights:
         )
         self._served.append(info)
 
-    def _learner_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def _learner_weights(self) -> Iterator[tuple[str, Tensor, tuple[str, Tensor]]]:
+        """Each with the parameter or buffer that it is of, and its name."""
         visited: set[int] = set()
         for name, value in self.model.state_dict(keep_vars=True).items():
             # Tied weights exist once, under their first name.
@@ -106,7 +108,7 @@ class CheckpointWeights:
             visited.add(id(value))
             whole = self._read(name, value).to(value.dtype if not isinstance(value, nn.Parameter) else self.learner_dtype)
             for serving_name, tensor in serving_tensors(self.model, name, whole):
-                yield serving_name, tensor.contiguous()
+                yield serving_name, tensor.contiguous(), (name, value)
 
     def _read(self, name: str, value: Tensor) -> Tensor:
         """The float32 value of a parameter or buffer."""
