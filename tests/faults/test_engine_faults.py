@@ -133,8 +133,8 @@ def test_a_server_killed_or_left_in_the_middle_of_an_update_and_damaged_weights_
         fleet.wait_batches(2)
         update = Update(fleet, http)
 
-        # Between pause and load, and between load and verification.
-        for number, request in enumerate(("/update_weights_from_disk", "/weights_checker"), 1):
+        # Between pause and load, and between load and verification, for which the engine sums its parameters.
+        for number, request in enumerate(("/update_weights_from_disk", "/update_weights_from_tensor"), 1):
             update.strike(request, engine.kill_tree)
             fleet.wait_until("end of the rollout", lambda n=number: len(rollout.ends) >= n)
             # The update's own request may fail first, or the watch may find the server dead: each ends the rollout.
