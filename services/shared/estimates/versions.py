@@ -14,7 +14,8 @@ COPY: Final = Span(1.0e9, 9.0e9)
 HASH: Final = Span(2.0e9, 5.0e9)
 """Bytes a second and core of the sums of tiles: 0.18 to 0.21 CPU s a GB (docs/evidence/performance.md)."""
 ENCODE: Final = Span(0.4e9, 2.0e9)
-"""Bytes a second and core of comparing two versions and encoding what differs: 0.5 CPU s a GB at 1 % changed, 1.4 at 7 %."""
+"""Bytes a second and core of comparing two versions and encoding what differs: 0.4 to 0.6 CPU s a GB at 1 %
+changed, 1.2 to 1.4 at 7 %."""
 ENCODING_CORES: Final = 4
 """More do not help one rank: they wait for each other."""
 CHECK: Final = Span(0.5e9, 2.0e9)
