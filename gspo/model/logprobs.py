@@ -9,7 +9,7 @@ all rows is small. For 2,048 tokens and a vocabulary of 152k this takes a tenth 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -202,9 +202,17 @@ class LogProbHead(nn.Module):
     """
 
     def __init__(
-        self, weight: nn.Parameter, *, chunk_tokens: int, softcap: float | None = None, float32: bool = False
+        self,
+        weight: nn.Parameter,
+        *,
+        chunk_tokens: int,
+        softcap: float | None = None,
+        factor: float = 1.0,
+        float32: bool = False,
     ) -> None:
+        """``factor``: by which the model multiplies its logits: as if the temperature were lower."""
         super().__init__()
+        self.factor = factor
         self.softcap = softcap
         self.float32 = float32
         self.weight = weight
@@ -222,7 +230,7 @@ class LogProbHead(nn.Module):
             hidden_TH,
             self.weight,
             targets_T,
-            temperatures_T,
+            temperatures_T if self.factor == 1 else temperatures_T / self.factor,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
@@ -233,6 +241,10 @@ class LogProbHead(nn.Module):
 
 SOFT_CAPPED: Final = frozenset({"gemma2", "gemma3_text"})
 """Types of models that cap their logits, z -> c tanh(z / c), where ``final_logit_softcapping`` is c."""
+MULTIPLIED: Final = frozenset({"cohere", "cohere2", "cohere2_moe"})
+"""Types of models that multiply their logits by ``logit_scale``."""
+DIVIDED: Final = frozenset({"granite", "granitemoe", "granitemoe_swa", "granitemoeshared"})
+"""Types of models that divide them by ``logits_scaling``."""
 # Settings with which a model changes its logits after the output embedding, and the value that changes nothing.
 _NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
     "final_logit_softcapping": None,
@@ -257,15 +269,27 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int, float32: bool = False)
     if model.base_model is model:
         raise ValueError(f"{type(model).__name__} has no backbone apart from its head; load it as a causal language model")
     settings = model.config.to_dict()
-    softcap = settings.get("final_logit_softcapping") if settings.get("model_type") in SOFT_CAPPED else None
+    kind, factor = settings.get("model_type"), _logit_factor(settings)
+    softcap = settings.get("final_logit_softcapping") if kind in SOFT_CAPPED else None
     for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
         if softcap is not None and name == "final_logit_softcapping":
+            continue
+        if (kind in MULTIPLIED and name == "logit_scale") or (kind in DIVIDED and name == "logits_scaling"):
             continue
         if name in settings and settings[name] not in (neutral, 1, 1.0):
             raise ValueError(f"{type(model).__name__} transforms its logits by {name} = {settings[name]}: not supported")
     assert isinstance(head.weight, nn.Parameter)
-    model.set_output_embeddings(LogProbHead(head.weight, chunk_tokens=chunk_tokens, softcap=softcap, float32=float32))
+    model.set_output_embeddings(
+        LogProbHead(head.weight, chunk_tokens=chunk_tokens, softcap=softcap, factor=factor, float32=float32)
+    )
     model.forward = types.MethodType(_logprob_forward, model)
+
+
+def _logit_factor(settings: Mapping[str, Any]) -> float:
+    kind = settings.get("model_type")
+    factor = settings.get("logit_scale") if kind in MULTIPLIED else 1.0
+    divisor = settings.get("logits_scaling") if kind in DIVIDED else 1.0
+    return float(1.0 if factor is None else factor) / float(divisor or 1.0)
 
 
 def _logprob_forward(

@@ -181,7 +181,8 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         mixture = mixture_of(config)
     except ValueError as error:
         raise ShapeError(str(error)) from error
-    ffn = _number(config, "intermediate_size")
+    all_mixed = mixture and not mixture.dense_layers
+    ffn = _number(config, "intermediate_size", mixture.width if all_mixed else None)
     has_bias = bool(config.get("attention_bias", model_type in QKV_BIAS))
     return ModelShape(
         model_type=model_type,

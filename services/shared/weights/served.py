@@ -17,6 +17,7 @@ IGNORED_TIES: Final = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "olmoe", 
 _NOT_ON_A_CPU: Final = {
     "gemma2": "its capped logits are a kernel for GPUs",
     "gpt_oss": "its attention sinks need a kernel for GPUs",
+    "minimax_m2": "its norms are a kernel for GPUs",
     "qwen3_next": "its linear attention is a kernel for GPUs",
     "qwen3_5_text": "its linear attention is a kernel for GPUs",
     "qwen3_5_moe_text": "its linear attention is a kernel for GPUs",

@@ -23,6 +23,12 @@ LINEAR: dict[str, Any] = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+GRANITE: dict[str, Any] = {
+    "logits_scaling": 6.0,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+}
 CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
 MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -32,6 +38,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral, window": ("Mistral", {"sliding_window": 7}),
     "Gemma 2": ("Gemma2", {**LAYERS, "query_pre_attn_scalar": 8, **CAPS}),
     "Gemma 3": ("Gemma3", {**LAYERS, "query_pre_attn_scalar": 8}),
+    "Cohere 2": ("Cohere2", {**LAYERS, "logit_scale": 0.25}),
+    "Granite": ("Granite", {**GRANITE}),
+    "Granite, experts": ("GraniteMoe", {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "gpt-oss": ("GptOss", {**LAYERS, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen3-Next": ("Qwen3Next", {**LINEAR, **MIXTURE, "shared_expert_intermediate_size": 16}),
     "Qwen3.5": ("Qwen3_5", {**LINEAR, "tie_word_embeddings": True}),

@@ -82,3 +82,10 @@ def test_a_model_has_as_many_parameters_as_transformers_gives_it(config: dict[st
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     assert shape_of(config).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_model_whose_layers_all_have_experts_needs_no_width_of_others() -> None:
+    config = {name: value for name, value in QWEN3_30B.items() if name != "intermediate_size"}
+    assert shape_of(config).parameters == shape_of(QWEN3_30B).parameters
+    with pytest.raises(ShapeError, match="intermediate_size is None"):
+        shape_of(config | {"mlp_only_layers": [0]})
