@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving import serving_weights
 from gspo_services.prepare.check.model import TRIED
 from gspo_services.rollout.sglang.client import Engine
+from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.rollout.weights.verify import Verification
+from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.prompt_logprobs import prompt_logprobs
-from tests.support.learner.families import FAMILIES, save_family
+from tests.support.learner.families import FAMILIES, family_config, save_family
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.loss.sequences import random_sequence
 from tests.support.policy.learner_logprobs import learner_logprobs_of
@@ -36,6 +40,14 @@ async def largest_difference(server: EngineServer, folder: Path) -> float:
     own = learner_logprobs_of(folder, sequences)
     served = [await prompt_logprobs(server.url, sequence.token_ids.tolist()) for sequence in sequences]
     return max(float(np.abs(here - there).max()) for here, there in zip(own, served, strict=True))
+
+
+async def require_reported(engine: Engine, folder: Path) -> None:
+    """The experts that the engine reports of its tokens are those of the learner's routers."""
+    model: Any = load_policy(folder, torch.float32)
+    prepare_policy(model, logprob_chunk_tokens=16)
+    token_ids, experts, _ = await collected(engine, request(folder.name, 40))
+    np.testing.assert_array_equal(np.sort(experts, axis=-1), of_learner(model, token_ids))
 
 
 async def verified(engine: Engine, folder: Path) -> Verification:
@@ -67,9 +79,15 @@ def test_what_gspo_check_calls_tried_is_tried_here() -> None:
 async def test_a_server_computes_what_the_learner_does_before_and_after_an_update(kind: str, tmp_path: Path) -> None:
     for seed, name in enumerate(("first", "second")):
         save_family(tmp_path / name, kind, seed)
-    options = ServerOptions(model_path=tmp_path / "first", log_path=tmp_path / "server.log", max_total_tokens=4096)
-    close = CLOSE_OF.get(kind, CLOSE)
-    async with EngineServer(options) as server, Engine(server.url, chunk_tokens=16) as engine:
+    options = ServerOptions(
+        model_path=tmp_path / "first",
+        log_path=tmp_path / "server.log",
+        max_total_tokens=4096,
+        extra_args=("--enable-return-routed-experts",),
+    )
+    close, routed = CLOSE_OF.get(kind, CLOSE), RoutedExperts.of(family_config(kind))
+    async with EngineServer(options) as server, Engine(server.url, chunk_tokens=16, routed=routed) as engine:
+        await require_reported(engine, tmp_path / "first")
         assert await largest_difference(server, tmp_path / "first") <= close
         assert (await verified(engine, tmp_path / "first")).ok
         assert not (await verified(engine, tmp_path / "second")).ok
@@ -80,3 +98,4 @@ async def test_a_server_computes_what_the_learner_does_before_and_after_an_updat
         assert found.ok, found
         assert found.unverified == []
         assert await largest_difference(server, tmp_path / "second") <= close
+        await require_reported(engine, tmp_path / "second")

@@ -104,10 +104,7 @@ def reported_experts(config: Mapping[str, Any]) -> ModelExperts:
             "objective.routing_replay = false"
         )
     from_learner = 'set objective.routing_replay_from = "learner"'
-    if mixture.dense_layers:
-        raise ServedError(
-            f"some layers of this model are dense, and it is unknown what an engine reports of them; {from_learner}"
-        )
+    num_layers -= len(mixture.dense_layers)
     experts = ModelExperts(num_layers, mixture.chosen, mixture.experts)
     if not experts.is_encodable:
         raise ServedError(

@@ -45,9 +45,17 @@ def test_the_shape_is_that_of_the_models_configuration(config: dict[str, Any], f
     assert RoutedExperts.of(config) == found
 
 
-def test_a_dense_model_and_one_with_dense_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="some layers of this model are dense, and it is unknown what an engine reports"):
-        RoutedExperts.of({"num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4, "mlp_only_layers": [0]})
+def test_what_an_engine_reports_of_dense_layers_is_left_out() -> None:
+    config = {"n_routed_experts": 4, "num_experts_per_tok": 1, "num_hidden_layers": 3, "first_k_dense_replace": 1}
+    routed = RoutedExperts.of(config)
+    assert (routed.num_layers, routed.dense_layers) == (2, (0,))
+    found = routed.read(encoded([0, 1, 2], [0, 3, 1]), [(1, 0, 2)], None)
+    assert decode_experts(found).tolist() == [[[1], [2]], [[3], [1]]]
+    with pytest.raises(ValueError, match="has 4 values, 2 tokens x 3 layers x 1 experts"):
+        routed.read(encoded([1, 2], [3, 1]), [(1, 0, 2)], None)
+
+
+def test_a_dense_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a qwen3 model has no experts .*; set objective.routing_replay = false"):
         RoutedExperts.of({"model_type": "qwen3", "num_hidden_layers": 4})
 
