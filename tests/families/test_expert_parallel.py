@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_services.learner.start import AUTOEP_FAMILIES
-from tests.support.learner.families import FAMILIES, save_family
 from tests.support.learner.parallel_jobs import Results, gradient_job, job, require_gradients, run_jobs, state
 from tests.support.learner.training_groups import write_model_and_groups
+from tests.support.policy.families import FAMILIES, save_family
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(1200)]
 KINDS = sorted(FAMILIES)

@@ -20,9 +20,9 @@ from gspo_services.rollout.sglang.server_process import EngineServer, ServerOpti
 from gspo_services.rollout.weights.verify import Verification
 from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.prompt_logprobs import prompt_logprobs
-from tests.support.learner.families import FAMILIES, family_config, save_family
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.loss.sequences import random_sequence
+from tests.support.policy.families import FAMILIES, family_config, save_family
 from tests.support.policy.learner_logprobs import learner_logprobs_of
 from tests.support.wire.verified import verify_loaded
 

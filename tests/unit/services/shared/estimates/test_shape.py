@@ -7,8 +7,8 @@ import torch
 
 from gspo_services.shared.estimates import ShapeError, shape_of
 from tests.support.checking.shapes import MIXTRAL_8X7B, QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
-from tests.support.learner.families import FAMILIES, family_config
 from tests.support.paper.shapes import MODELS
+from tests.support.policy.families import FAMILIES, family_config
 
 QWEN2_7B: dict[str, Any] = {
     "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
