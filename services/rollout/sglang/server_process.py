@@ -302,6 +302,8 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         # first; the others find the prompt in the cache. SGLang's default takes them as they come.
         "--schedule-policy", "lpm",
         "--custom-weight-loader", PATCHER, SUMMER,
+        # On a GPU SGLang would put DeepSeek's and GLM's shared experts among the others, where nothing could be compared.
+        "--disable-shared-experts-fusion",
     ]  # fmt: skip
     if not cuda:
         # SGLang honours sampling seeds only in deterministic mode. That is free here; on CUDA it costs throughput, so ask
