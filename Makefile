@@ -290,7 +290,7 @@ test-faults: setup models/tiny/config.json ## whole runs of real processes with 
 test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks; adapters in SGLang servers, and servers whose ranks share a model; what waits for a device, on a CPU
 	$(BIN)/python -m pytest -m ranks tests/ranks tests/integration/learner/test_lora.py tests/integration/learner/test_gpu_report.py tests/integration/learner/test_parallel_layouts.py tests/integration/weights/test_adapters.py
 
-test-families: setup ## models of many families: experts shared by 2 and 4 ranks
+test-families: setup ## models of many families: experts shared by 2 and 4 ranks, in SGLang servers, and whose states packing would leak
 	$(BIN)/python -m pytest -m families tests/families
 
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch

@@ -27,13 +27,13 @@ def by_rows(model: nn.Module) -> int:
     Raises: ValueError for a model with other layers that carry a state: sequences would not be apart.
     """
     found = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] == MODULE_NAME}
-    require_apart(model, found)
+    _require_apart(model, found)
     for module in found.values():
         module.forward = types.MethodType(_by_rows(type(module).forward), module)
     return len(found)
 
 
-def require_apart(model: Any, found: Mapping[str, nn.Module]) -> None:
+def _require_apart(model: Any, found: Mapping[str, nn.Module]) -> None:
     """Raises: ValueError when the model has a layer with a state that is not ``found``."""
     for name, module in model.named_modules():
         inside = any(name == each or name.startswith(f"{each}.") for each in found)

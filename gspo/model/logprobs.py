@@ -245,6 +245,7 @@ MULTIPLIED: Final = frozenset({"cohere", "cohere2", "cohere2_moe"})
 """Types of models that multiply their logits by ``logit_scale``."""
 DIVIDED: Final = frozenset({"granite", "granitemoe", "granitemoe_swa", "granitemoeshared"})
 """Types of models that divide them by ``logits_scaling``."""
+_COMPUTED: Final = {"final_logit_softcapping": SOFT_CAPPED, "logit_scale": MULTIPLIED, "logits_scaling": DIVIDED}
 # Settings with which a model changes its logits after the output embedding, and the value that changes nothing.
 _NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
     "final_logit_softcapping": None,
@@ -272,11 +273,7 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int, float32: bool = False)
     kind, factor = settings.get("model_type"), _logit_factor(settings)
     softcap = settings.get("final_logit_softcapping") if kind in SOFT_CAPPED else None
     for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
-        if softcap is not None and name == "final_logit_softcapping":
-            continue
-        if (kind in MULTIPLIED and name == "logit_scale") or (kind in DIVIDED and name == "logits_scaling"):
-            continue
-        if name in settings and settings[name] not in (neutral, 1, 1.0):
+        if kind not in _COMPUTED.get(name, ()) and name in settings and settings[name] not in (neutral, 1, 1.0):
             raise ValueError(f"{type(model).__name__} transforms its logits by {name} = {settings[name]}: not supported")
     assert isinstance(head.weight, nn.Parameter)
     model.set_output_embeddings(

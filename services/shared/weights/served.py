@@ -97,7 +97,10 @@ def reported_experts(config: Mapping[str, Any]) -> ModelExperts:
 
     Raises: ServedError for a dense model, and for one whose choices cannot be told apart or have no room in messages.
     """
-    num_layers, mixture = _number(config, "num_hidden_layers"), mixture_of(config)
+    try:
+        num_layers, mixture = _number(config, "num_hidden_layers"), mixture_of(config)
+    except ValueError as error:
+        raise ServedError(f"{error}; give the config.json of a model") from error
     if not (mixture and num_layers):
         raise ServedError(
             f"a {config.get('model_type', 'model of unknown type')} model has no experts for an engine to report; set "

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gspo.moe.mixture import mixture_of
+from gspo.moe.mixture import Mixture, mixture_of
 from gspo_services.shared.settings import Settings
 
 VOCAB_ROWS: Final = 64
@@ -70,7 +70,7 @@ def require_spread(config: Mapping[str, Any], spread: Spread) -> None:
             f"{architecture} over {spread.tensor} ranks: it is not known how SGLang cuts it, so no shard could be verified "
             f"(known are {', '.join(_KNOWN)}); use rollout.tensor_parallel = 1, and more rollouts"
         )
-    if spread.expert > 1 and not mixture_of(config):
+    if spread.expert > 1 and not _mixture(config):
         raise SpreadError(
             f"rollout.expert_parallel is {spread.expert} and {architecture} has no experts: use rollout.expert_parallel = 1"
         )
@@ -116,9 +116,16 @@ def _divided(config: Mapping[str, Any], spread: Spread) -> Iterator[tuple[str, i
     yield "num_attention_heads", int(config["num_attention_heads"]), spread.tensor
     padded = -(-int(config["vocab_size"]) // VOCAB_ROWS) * VOCAB_ROWS
     yield f"vocab_size, padded to {VOCAB_ROWS},", padded, spread.tensor
-    mixture = mixture_of(config)
+    mixture = _mixture(config)
     if not mixture or mixture.dense_layers:
         yield "intermediate_size", int(config["intermediate_size"]), spread.tensor
     if mixture:
         yield "the number of experts", mixture.experts, spread.expert
         yield "the width of an expert", mixture.width, spread.tensor // spread.expert
+
+
+def _mixture(config: Mapping[str, Any]) -> Mixture:
+    try:
+        return mixture_of(config)
+    except ValueError as error:
+        raise SpreadError(f"{error}; give the config.json of a model") from error

@@ -12,6 +12,7 @@ from gspo_protocol.messages.experts import decode_experts
 from gspo_services.rollout.sglang import client
 from gspo_services.rollout.sglang.client import EngineError, PauseMode
 from gspo_services.rollout.sglang.routed import RoutedExperts
+from gspo_services.shared.weights import ServedError
 from tests.support.engines import scripted_sglang
 from tests.support.engines.scripted_sglang import answer, ask, event, scripted
 
@@ -58,6 +59,8 @@ def test_what_an_engine_reports_of_dense_layers_is_left_out() -> None:
 def test_a_dense_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a qwen3 model has no experts .*; set objective.routing_replay = false"):
         RoutedExperts.of({"model_type": "qwen3", "num_hidden_layers": 4})
+    with pytest.raises(ServedError, match=r"num_experts is eight: expected a number from 1 up; give the config\.json"):
+        RoutedExperts.of({"num_experts": "eight", "num_hidden_layers": 4})
 
 
 def test_a_model_whose_choices_no_message_has_room_for_is_refused_before_any_answer_is() -> None:

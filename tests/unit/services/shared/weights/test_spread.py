@@ -48,7 +48,8 @@ def test_a_model_that_can_be_shared_is_accepted(config: dict[str, Any], spread: 
         (
             EXPERTS,
             Spread(tensor=4, expert=4),
-            "the number of experts is 6, which 4 ranks do not divide; use rollout.tensor_parallel = 4 and rollout.expert",
+            "the number of experts is 6, which 4 ranks do not divide; use rollout.tensor_parallel = 4 and "
+            "rollout.expert_parallel = 2",
         ),
         ({**EXPERTS, "moe_intermediate_size": 6}, Spread(tensor=4), "the width of an expert is 6, which 4 ranks do not"),
         ({**EXPERTS, "mlp_only_layers": [0], "intermediate_size": 7}, Spread(tensor=2), "intermediate_size is 7, which 2"),
@@ -74,3 +75,8 @@ def test_ranks_are_counted_and_grouped() -> None:
     spread = Spread(tensor=4, expert=2, data=3)
     assert (spread.num_ranks, spread.is_whole, Spread(data=2).is_whole) == (12, False, True)
     assert [(spread.expert_group(rank), spread.rank_in_group(rank)) for rank in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_number_of_experts_that_is_none_is_named() -> None:
+    with pytest.raises(SpreadError, match=r"num_experts is six: expected a number from 1 up; give the config\.json"):
+        require_spread({**EXPERTS, "num_experts": "six"}, Spread(tensor=2))
