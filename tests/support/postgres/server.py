@@ -190,19 +190,25 @@ class Witness:
     def __init__(self, server: PostgresServer, name: str = "witness") -> None:
         self._server = server
         self._name = name
-        self._folder = server.data.with_name(f"{server.name}-{name}")
+        self.folder = server.data.with_name(f"{server.name}-{name}")
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its process, which was started."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start, and wait until the server counts it as synchronous."""
         binary = programs()
         assert binary is not None
-        if not self._folder.exists():
-            self._folder.mkdir()
+        if not self.folder.exists():
+            self.folder.mkdir()
             if not os.getuid():
                 account = pwd.getpwnam("postgres")
-                os.chown(self._folder, account.pw_uid, account.pw_gid)
-        command = [str(binary / "pg_receivewal"), "-D", str(self._folder), "--synchronous", "--no-loop"]
+                os.chown(self.folder, account.pw_uid, account.pw_gid)
+        command = [str(binary / "pg_receivewal"), "-D", str(self.folder), "--synchronous", "--no-loop"]
         conninfo = f"host=127.0.0.1 port={self._server.port} user=postgres application_name={self._name}"
         self._process = subprocess.Popen(
             as_postgres(*command, "-d", conninfo), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"

@@ -15,7 +15,7 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
     current_setting('transaction_read_only') = 'on', current_setting('fsync') = 'on',
     current_setting('full_page_writes') = 'on', current_setting('synchronous_standby_names'),
     (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum') AND state = 'streaming'),
-    (SELECT count(*) FROM pg_stat_replication WHERE sync_state IS NULL),
+    pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
     has_database_privilege(current_database(), 'CREATE') OR to_regnamespace(quote_ident(%s)) IS NOT NULL, current_user::text
 """
 
@@ -34,8 +34,8 @@ class ServerFacts:
     """synchronous_standby_names."""
     num_synchronous: int
     """Synchronous standbys that are connected."""
-    num_hidden: int
-    """Standbys whose state this user may not see."""
+    sees_standbys: bool
+    """Whether the user may see the state of standbys."""
     may_create: bool
     """Whether the user may make the schema, or it is there."""
     user: str
@@ -50,7 +50,14 @@ def refusal(facts: ServerFacts, *, allow_asynchronous: bool) -> str:
             f"user {facts.user} may not make a schema in it: GRANT CREATE ON DATABASE ... TO {facts.user}, or make the "
             "schema and give it to this user"
         )
-    return "" if allow_asynchronous else asynchronous(facts)
+    if allow_asynchronous:
+        return ""
+    if not facts.sees_standbys:
+        return (
+            f"user {facts.user} may not see its standbys (pg_stat_replication), and nothing else shows that a commit is on "
+            f"a second machine: GRANT pg_read_all_stats TO {facts.user}; {ALLOW}"
+        )
+    return asynchronous(facts)
 
 
 def asynchronous(facts: ServerFacts) -> str:
@@ -80,7 +87,7 @@ def waiting(facts: ServerFacts, *, allow_asynchronous: bool) -> str:
         what = "a standby (in recovery)" if facts.in_recovery else "read-only (default_transaction_read_only)"
         return f"the server is {what}: name all servers in {SETTING}, with target_session_attrs=read-write, or promote it"
     waits = facts.standby_names.strip() and not allow_asynchronous
-    if waits and not (facts.num_synchronous or facts.num_hidden):
+    if waits and facts.sees_standbys and not facts.num_synchronous:
         return (
             f"no synchronous standby is connected (synchronous_standby_names is {facts.standby_names!r}): commits would "
             "wait for one. Start a standby of that name again"

@@ -13,6 +13,8 @@ from gspo_services.broker.standby.database.checks import without_crash_safety, w
 
 LOCK_MS: Final = 3000
 """A statement that waits behind one of ours, which hangs, gives up: they must not heap up in the server."""
+WAITING_LEVELS: Final = ("on", "remote_apply")
+"""Of synchronous_commit: the standby has the commit on its disk. remote_write leaves it in its memory."""
 LOOKS: Final = 20
 LOOK_S: Final = 0.05
 STATE: Final = """
@@ -20,15 +22,14 @@ SELECT current_setting('synchronous_standby_names'), current_setting('fsync') = 
     current_setting('full_page_writes') = 'on', pg_conf_load_time()::text, pg_current_wal_flush_lsn()::text
 """
 PREPARE: Final = f"""{STATE.rstrip()}, set_config('lock_timeout', '{LOCK_MS}', true),
-    CASE WHEN %s AND current_setting('synchronous_commit') <> 'remote_apply'
-        THEN set_config('synchronous_commit', 'on', true) END
+    CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply'
+        WHEN %s THEN set_config('synchronous_commit', 'on', true) ELSE current_setting('synchronous_commit') END
 """
 """Set for one transaction, because a pooler gives the next one another session."""
-HAS: Final = """
-SELECT coalesce(max(flush_lsn) >= %s::pg_lsn, false), count(*) FILTER (WHERE sync_state IS NULL),
-    count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))
-FROM pg_stat_replication WHERE sync_state IS NULL OR sync_state IN ('sync', 'quorum')
-"""
+_HAS: Final = "SELECT coalesce(max(flush_lsn) >= {}, false) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
+"""Whether a synchronous standby has the log on its disk up to there; false also for a user who may not see any."""
+AFTER: Final = f"{STATE.rstrip()}, ({_HAS.format('pg_current_wal_flush_lsn()')})"
+HAS: Final = _HAS.format("%s::pg_lsn")
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,16 @@ def doubt_of(before: CommitState, after: CommitState) -> str:
     return "" if before.read_at == after.read_at else "the server read its settings again meanwhile"
 
 
-def unproven(connection: psycopg.Connection[Any], state: CommitState) -> str:
+def unproven(connection: psycopg.Connection[Any], state: CommitState, *, proven: bool) -> str:
     """Whether a standby confirms a commit that came before ``state``, as the server sees it; empty when one does.
 
-    Looked at once for each reading of the settings: a server begins to wait some time after a setting says so. A user who
-    may not see its standbys has to believe it.
+    Nothing else shows it: a wait that was cancelled ends as one that was not, but for a warning, which the settings of a
+    role, a database or a session may hold back. ``proven``: whether ``state`` came with it. Others' writes are in the log,
+    too, hence several looks.
     """
     for _ in range(LOOKS):
-        ((has, num_hidden, num_synchronous),) = connection.execute(HAS.encode(), (state.flushed,)).fetchall()
-        if has or (num_hidden and not num_synchronous):
+        if proven:
             return ""
         connection.execute(b"SELECT pg_sleep(%s)", (LOOK_S,))
+        ((proven,),) = connection.execute(HAS.encode(), (state.flushed,)).fetchall()
     return "no synchronous standby has it yet (pg_stat_replication)"

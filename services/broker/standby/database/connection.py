@@ -9,7 +9,15 @@ from psycopg import errors as pg_errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gspo_services.broker.standby.database.checks import FACTS, ServerFacts, refusal, waiting
-from gspo_services.broker.standby.database.commit_wait import LOCK_MS, PREPARE, STATE, CommitState, doubt_of, unproven
+from gspo_services.broker.standby.database.commit_wait import (
+    AFTER,
+    LOCK_MS,
+    PREPARE,
+    WAITING_LEVELS,
+    CommitState,
+    doubt_of,
+    unproven,
+)
 from gspo_services.broker.standby.database.deadline import Deadline
 from gspo_services.broker.standby.database.errors import SETTING, UNREADABLE, DatabaseRefused, needs_a_person, way_out
 from gspo_services.broker.store import StoreUnavailable
@@ -50,8 +58,6 @@ class Database:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._warnings: list[str] = []
         """What the server warned of during the last statement."""
-        self._proven = ""
-        """When the settings were read under which a second machine was seen to have a commit."""
         self._has_worked = False
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -78,16 +84,16 @@ class Database:
             before = connection.execute(PREPARE.encode(), (waits,))
             cursor = connection.execute(statement.encode(), parameters)
             connection.execute(b"COMMIT")
-            after = connection.execute(STATE.encode())
+            after = connection.execute(AFTER.encode())
         rows = _rows(cursor)
         if not (waits and rows):
             return rows, ""
-        first, last = (CommitState(*_rows(each)[0][:5]) for each in (before, after))
-        doubt = "; ".join(self._warnings) or doubt_of(first, last)
-        if not doubt and last.read_at != self._proven:
-            doubt = unproven(connection, last)
-            self._proven = "" if doubt else last.read_at
-        return rows, doubt
+        (*first, _, level), (*last, proven) = _rows(before)[0], _rows(after)[0]
+        if level not in WAITING_LEVELS:
+            return rows, f"its synchronous_commit stays {level}"
+        state = CommitState(*last)
+        doubt = doubt_of(CommitState(*first), state) or unproven(connection, state, proven=proven)
+        return rows, "; ".join([doubt, *self._warnings]) if doubt else ""
 
     def _again(self, work: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:
         # A proxy drops connections that were idle: the next statement finds that out, and nothing is wrong.

@@ -15,7 +15,7 @@ GOOD = ServerFacts(
     full_page_writes=True,
     standby_names="ANY 1 (*)",
     num_synchronous=1,
-    num_hidden=0,
+    sees_standbys=True,
     may_create=True,
     user="gspo",
 )
@@ -37,6 +37,11 @@ def test_a_server_that_waits_for_another_one_is_taken() -> None:
             {"may_create": False},
             "user gspo may not make a schema in it: GRANT CREATE ON DATABASE ... TO gspo, or make the schema and give it to "
             "this user",
+        ),
+        (
+            {"sees_standbys": False},
+            "user gspo may not see its standbys (pg_stat_replication), and nothing else shows that a commit is on a second "
+            f"machine: GRANT pg_read_all_stats TO gspo{ALLOW}",
         ),
         (
             {"fsync": False},
@@ -79,11 +84,10 @@ def test_a_server_that_takes_no_commits_is_waited_for(changed: dict[str, object]
     assert waiting(facts, allow_asynchronous=True) == text
 
 
-def test_a_server_without_its_standby_is_waited_for_and_one_that_hides_it_is_believed() -> None:
+def test_a_server_without_its_standby_is_waited_for() -> None:
     facts = replace(GOOD, num_synchronous=0)
     assert waiting(facts, allow_asynchronous=False) == (
         "no synchronous standby is connected (synchronous_standby_names is 'ANY 1 (*)'): commits would wait for one. Start "
         "a standby of that name again"
     )
     assert waiting(facts, allow_asynchronous=True) == ""
-    assert waiting(replace(facts, num_hidden=1), allow_asynchronous=False) == ""

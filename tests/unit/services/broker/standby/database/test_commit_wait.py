@@ -22,7 +22,7 @@ BLOCKS = "transaction blocks not allowed in statement pooling mode"
 TWO = ONE.next([2])
 
 
-def test_a_commit_during_which_settings_were_read_is_doubted_also_where_no_standby_may_be_seen() -> None:
+def test_a_commit_during_which_settings_were_read_is_doubted() -> None:
     good = CommitState("*", True, True, "noon", "0/1")
     assert doubt_of(good, good) == ""
     assert doubt_of(good, replace(good, read_at="later")) == "the server read its settings again meanwhile"
@@ -128,6 +128,28 @@ def test_a_server_that_says_it_waits_and_does_not_is_asked_for_its_standby(
         postgres.server.setting("synchronous_standby_names", "*")
     log.append(TWO, ONE, b"2")
     assert log.confirmed == 2
+
+
+@pytest.mark.parametrize("grant", ["SUPERUSER", "IN ROLE pg_read_all_stats"])
+def test_a_cancelled_wait_is_no_commit_where_a_role_hears_no_warnings(
+    postgres: SynchronousDatabase, schema: str, grant: str
+) -> None:
+    role = f"{schema}_user"
+    postgres.server.sql(f"CREATE ROLE {role} LOGIN {grant}")
+    postgres.server.sql(f"ALTER ROLE {role} SET client_min_messages = error")
+    postgres.server.sql(f"GRANT CREATE ON DATABASE postgres TO {role}")
+    log = opened_log(postgres, schema, conninfo=f"{postgres.conninfo} user={role}")
+    log.append(ONE, FIRST, b"1")
+    caught: list[StoreUnavailable] = []
+    appending = threading.Thread(target=_append_two, args=(log, caught))
+    with alone(postgres):
+        appending.start()
+        while appending.is_alive():
+            postgres.server.sql("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        assert "nothing is acknowledged, because no synchronous standby has it yet" in str(caught)
+    log.append(TWO, ONE, b"2")
+    assert log.confirmed == 2
+    log.database.close()
 
 
 @pytest.mark.parametrize("name", ["fsync", "full_page_writes"])
