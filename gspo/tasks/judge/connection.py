@@ -16,6 +16,7 @@ from gspo.tasks.judge.limits import Pace, RequestPlaces
 
 _LONGEST_POSTPONED_S: Final = 60.0
 _SHOWN_CHARS: Final = 500
+_ANSWER_BYTES: Final = 16 * 2**20
 
 
 class JudgeError(RuntimeError):
@@ -30,7 +31,7 @@ class JudgeConnection:
         hooks: dict[str, list[Any]] = {"request": [self._await_turn], "response": [self._heed]}
         self._client = openai.AsyncOpenAI(
             base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=max_retries,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
+            http_client=_BoundedClient(timeout_s, hooks),
         )  # fmt: skip
         self._timeout_s = timeout_s
         self._num_tries = max_retries + 1
@@ -98,6 +99,37 @@ class JudgeConnection:
         except ValueError:
             return  # none, or a date
         await anyio.to_thread.run_sync(self._pace.postpone, min(seconds, _LONGEST_POSTPONED_S))
+
+
+class _BoundedClient(openai.DefaultAsyncHttpxClient):
+    """Bounds an answer to its last byte, in seconds and bytes: httpx's timeout begins anew with each piece."""
+
+    def __init__(self, timeout_s: float, hooks: dict[str, list[Any]]) -> None:
+        # What is sent is what is held, and a redirection is an answer as any other.
+        super().__init__(event_hooks=hooks, headers={"Accept-Encoding": "identity"}, follow_redirects=False)
+        self._timeout_s = timeout_s
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        with anyio.move_on_after(self._timeout_s):
+            response = await super().send(request, **{**options, "stream": True})
+            try:
+                content = await _content(response)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+            return httpx.Response(response.status_code, headers=response.headers, content=content, request=request)
+        raise httpx.ReadTimeout(f"no answer within {self._timeout_s} s", request=request)
+
+
+async def _content(response: httpx.Response) -> bytes:
+    if "content-encoding" in response.headers:
+        raise httpx.DecodingError("the answer is compressed, which was not asked for", request=response.request)
+    content = bytearray()
+    async for piece in response.aiter_raw():
+        content += piece
+        if len(content) > _ANSWER_BYTES:
+            raise httpx.ReadError(f"the answer has more than {_ANSWER_BYTES:,} bytes", request=response.request)
+    return bytes(content)
 
 
 def has_choices(answer: object) -> bool:

@@ -25,6 +25,7 @@ from gspo_services.cli.run import FINAL_EVENTS, last_error
 from gspo_services.runs.learning import ShownAnswer, outcome_of, shown_answers
 from gspo_services.runs.metrics import NoMetrics, read_metrics
 from gspo_services.shared.learning import LearningWatch
+from gspo_services.shared.net.http_content import UNCOMPRESSED, content_within
 from gspo_services.shared.runtime.log_files import read_end
 from gspo_services.shared.settings import Settings
 
@@ -200,7 +201,9 @@ def _host(endpoint: str, here: str) -> str:
 async def _read_pages(settings: Settings) -> dict[str, Page]:
     """Read each process's page, by name."""
     found = addresses(settings)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PAGE_S)) as session:
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=PAGE_S), auto_decompress=False, headers=UNCOMPRESSED
+    ) as session:
         pages = await asyncio.gather(*(read_page(session, f"http://{host}:{port}") for host, port in found.values()))
     return dict(zip(found, pages, strict=True))
 
@@ -235,12 +238,8 @@ def metrics_of(page: str) -> dict[str, float]:
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
-    content = bytearray()
     async with session.get(url) as answer:
-        async for part in answer.content.iter_any():
-            content += part
-            if len(content) > PAGE_BYTES:
-                raise ValueError(f"{url} has more than {PAGE_BYTES:,} bytes")
+        content = await content_within(answer, PAGE_BYTES)
     return answer.ok, content.decode(errors="replace")
 
 

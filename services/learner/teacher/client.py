@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
+import aiohttp
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from gspo_services.shared.net.http_content import UNCOMPRESSED, TooMuchContentError, content_within
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.plain_text import without_passwords
 
@@ -26,6 +27,12 @@ RETRY_S: Final = 30.0
 RETRY_EVERY_S: Final = 0.5
 TEXTS_AT_ONCE: Final = 4096
 SHOWN_CHARS: Final = 300
+ANSWER_BYTES: Final = 2**20
+TOKEN_BYTES: Final = 1024
+"""Of one token in an answer, its text included; they come on top of ANSWER_BYTES."""
+FLOAT32_LARGEST: Final = float(np.finfo(np.float32).max)
+LARGEST_LOGPROB: Final = 0.01
+"""No probability is above 1, but in a server's dtype its logarithm may be rounded to a little more than 0."""
 SPARE_TOKENS: Final = 7
 """SGLang takes sequences that are at least so much shorter than its --context-length, and than its cache."""
 
@@ -64,12 +71,8 @@ class TeacherServer:
     """One server. Its methods block, and may be called from several threads."""
 
     def __init__(self, url: str, *, timeout_s: float, retry_s: float = RETRY_S) -> None:
-        """``timeout_s`` bounds the wait for one answer; for ``retry_s`` a server that is away is asked again."""
-        parts = urlsplit(url)
-        secure = parts.scheme == "https"
-        self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._host, self._port = parts.hostname or "", parts.port or (443 if secure else 80)
-        self._path = parts.path.rstrip("/")
+        """``timeout_s`` bounds one answer, to its last byte; for ``retry_s`` a server that is away is asked again."""
+        self._url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self.name = without_passwords(url)
@@ -80,7 +83,7 @@ class TeacherServer:
         the vocabulary's highest id.
 
         Once one has failed, no other is begun. ``into`` then has all that were scored.
-        Raises: TeacherError, also for a log-prob that is not finite; RefusedSequenceError.
+        Raises: TeacherError, also for a log-prob that is none in float32; RefusedSequenceError.
         """
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher") as threads:
             scoring = {key: threads.submit(self._scored, ids) for key, ids in sequences.items()}
@@ -113,7 +116,7 @@ class TeacherServer:
         for begin in range(0, len(token_ids), TEXTS_AT_ONCE):
             some = [[token_id] for token_id in token_ids[begin : begin + TEXTS_AT_ONCE]]
             try:
-                answer = self._post("/v1/detokenize", {"tokens": some, "skip_special_tokens": False}, _Texts).text
+                answer = self._post("/v1/detokenize", {"tokens": some, "skip_special_tokens": False}, _Texts, len(some)).text
             except _Refused as error:
                 raise TeacherError(
                     f"the teacher at {self.name} does not say what its tokens are, which must be the policy's: start it "
@@ -133,11 +136,12 @@ class TeacherServer:
                 f"for the length it needs --context-length of at least {len(token_ids) + SPARE_TOKENS}"
             ) from error
         for place, (logprob, token_id, _) in enumerate(found[1:], start=1):
-            # JSON has no other number that is not finite.
-            if logprob is None:
+            # JSON has no infinity, but numbers that are infinite in float32.
+            if logprob is None or not -FLOAT32_LARGEST <= logprob <= LARGEST_LOGPROB:
                 raise TeacherError(
                     f"the teacher at {self.name} has log-prob {logprob} for token {place} of {len(found)} (id "
-                    f"{token_id}): expected a finite number; look at its weights and its dtype"
+                    f"{token_id}): expected a number that is not above 0, and finite in float32; look at its weights and "
+                    "its dtype"
                 )
         return np.array([logprob for logprob, _, _ in found[1:]], dtype=np.float32)
 
@@ -148,7 +152,7 @@ class TeacherServer:
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
         }
-        found = self._post("/generate", body, _Scored).meta_info.input_token_logprobs
+        found = self._post("/generate", body, _Scored, len(token_ids)).meta_info.input_token_logprobs
         asked = f"the teacher at {self.name} was asked for {len(token_ids)} tokens and scored"
         if len(found) < len(token_ids):
             raise _NotTaken(f"{asked} {len(found)}")  # So does --allow-auto-truncate.
@@ -156,21 +160,28 @@ class TeacherServer:
             raise TeacherError(f"{asked} others")
         return found
 
-    def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
-        content = self._asked(path, msgspec.json.encode(body))
+    def _post(self, path: str, body: dict[str, Any], kind: type[T], num_tokens: int) -> T:
+        content = self._asked(path, msgspec.json.encode(body), ANSWER_BYTES + TOKEN_BYTES * num_tokens)
         try:
             return msgspec.json.decode(content, type=kind)
         # ValueError: also text that is not UTF-8.
         except (ValueError, RecursionError) as error:
             raise TeacherError(f"the teacher at {self.name}{path} did not answer as SGLang: {error}") from error
 
-    def _asked(self, path: str, body: bytes) -> bytes:
+    def _asked(self, path: str, body: bytes, most: int) -> bytes:
         until = time.monotonic() + self._retry_s
         while True:
             try:
-                status, content = self._exchange(path, body)
-            except (OSError, http.client.HTTPException) as error:
-                trouble = f"does not answer ({type(error).__name__}: {error})"
+                status, content = asyncio.run(self._exchange(path, body, most))
+            except TooMuchContentError as error:
+                raise TeacherError(
+                    f"the teacher at {self.name}{path} did not answer as SGLang: its answer {error}"
+                ) from error
+            except TimeoutError:
+                trouble = f"does not answer within {self._timeout_s:g} s (distillation.timeout_s)"
+            except (aiohttp.ClientError, OSError) as error:
+                reason = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+                trouble = f"does not answer ({type(reason).__name__}: {reason})"
             else:
                 if status == 200:
                     return content
@@ -185,14 +196,14 @@ class TeacherServer:
                 )
             time.sleep(RETRY_EVERY_S)
 
-    def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
-        connection = self._connection(self._host, self._port, timeout=self._timeout_s)
-        try:
-            connection.request("POST", self._path + path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+    async def _exchange(self, path: str, body: bytes, most: int) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json", **UNCOMPRESSED}
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
+            session.post(self._url + path, data=body, headers=headers, allow_redirects=False) as response,
+        ):
+            return response.status, await content_within(response, most)
 
 
 def require_same_texts(server: TeacherServer, model_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """HTTP exchanges with the engine, and their errors."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -11,10 +12,13 @@ import msgspec
 from aiohttp.http_exceptions import LineTooLong
 
 from gspo_services.rollout.sglang.generation import is_about_the_request
+from gspo_services.shared.net.http_content import UNCOMPRESSED, TooMuchContentError, content_within
 
 T = TypeVar("T")
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """An event of 100,000 tokens with log-probs takes about 4 MB. No stream of ours has a larger one."""
+MAX_ANSWER_BYTES: Final = 2 * MAX_EVENT_BYTES
+"""Of an answer that is no stream."""
 _CONNECT_TIMEOUT_S: Final = 5.0
 _LEAST_SHARE: Final = 0.25
 _KEEP_IDLE_S: Final = 2.0
@@ -71,7 +75,8 @@ class EngineHttp:
     """Calls with JSON in and out. All raise EngineUnreachable, and EngineError for any answer but success."""
 
     def __init__(self, url: str, *, timeout_s: float, stall_timeout_s: float) -> None:
-        """``timeout_s`` bounds the silence in a call, ``stall_timeout_s`` the silence in an answer that is generated."""
+        """``timeout_s`` bounds a call, to its last byte; ``stall_timeout_s`` the wait for the next event of an answer that
+        is generated."""
         self._url = url
         self._timeout_s = timeout_s
         self._silence = Silence(stall_timeout_s, time.monotonic)
@@ -104,17 +109,19 @@ class EngineHttp:
         Raises: EngineRefused when the status is about this request; EngineError when it is about the server.
         """
         with self._silence.asking() as wait_s:
-            call = self._call("POST", "/generate", body, timeout_s=wait_s, read_bufsize=MAX_EVENT_BYTES // 2)
+            call = self._call("POST", "/generate", body, timeout_s=None, wait_s=wait_s, read_bufsize=MAX_EVENT_BYTES // 2)
             async with call as response:
                 if response.status != HTTPStatus.OK:
                     failure = EngineRefused if is_about_the_request(response.status) else EngineError
-                    raise failure(f"/generate: {response.status} {(await response.read())[:500]!r}")
+                    async with asyncio.timeout(self._timeout_s):
+                        raise failure(f"/generate: {response.status} {(await _content_of(response))[:500]!r}")
                 if not stream:
-                    content = await response.read()
+                    async with asyncio.timeout(wait_s):
+                        content = await _content_of(response)
                     self._silence.broken()
                     yield content
                     return
-                async with aclosing(events(response.content)) as payloads:
+                async with aclosing(_within(wait_s, events(response.content))) as payloads:
                     async for payload in payloads:
                         self._silence.broken()
                         if payload != b"[DONE]":
@@ -122,22 +129,33 @@ class EngineHttp:
 
     @asynccontextmanager
     async def _call(
-        self, method: str, path: str, data: bytes | None = None, *, timeout_s: float, read_bufsize: int | None = None
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        *,
+        timeout_s: float | None,
+        wait_s: float | None = None,
+        read_bufsize: int | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Make one exchange. A caller that leaves before the end of the answer closes its connection.
 
-        aiohttp accepts lines of up to twice ``read_bufsize``.
+        ``timeout_s`` bounds all of it, ``wait_s`` the wait for its headers. aiohttp accepts lines of up to twice
+        ``read_bufsize``.
         """
         try:
-            async with self._session.request(
-                method,
-                self._url + path,
-                data=data,
-                headers=None if data is None else {"content-type": "application/json"},
-                timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s),
-                allow_redirects=False,
-                read_bufsize=read_bufsize,
-            ) as response:
+            # Not its sock_read, which begins anew with each byte.
+            async with asyncio.timeout(wait_s):
+                response = await self._session.request(
+                    method,
+                    self._url + path,
+                    data=data,
+                    headers=UNCOMPRESSED if data is None else {"content-type": "application/json", **UNCOMPRESSED},
+                    timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S),
+                    allow_redirects=False,
+                    read_bufsize=read_bufsize,
+                )
+            async with response:
                 yield response
         except TimeoutError as error:
             raise EngineUnreachable(f"{self._url}{path}: no answer in time ({type(error).__name__})") from error
@@ -153,7 +171,8 @@ class EngineHttp:
             # No limit: an abort or a pause must never wait for a connection that generates. No proxy of the environment
             # (trust_env): it must not see traffic to the pod's own engine.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_IDLE_S)
-            self._opened = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
+            jar = aiohttp.DummyCookieJar()
+            self._opened = aiohttp.ClientSession(connector=connector, cookie_jar=jar, trust_env=False, auto_decompress=False)
         return self._opened
 
 
@@ -183,7 +202,26 @@ def decode_answer(content: bytes, kind: type[T]) -> T:
 
 
 async def _content(response: aiohttp.ClientResponse) -> bytes:
-    content = await response.read()
+    content = await _content_of(response)
     if response.status != HTTPStatus.OK:
         raise EngineError(f"{response.url.path}: {response.status} {content[:1000].decode(errors='replace')}")
     return content
+
+
+async def _content_of(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await content_within(response, MAX_ANSWER_BYTES)
+    except TooMuchContentError as error:
+        raise EngineError(f"{response.url.path}: the answer {error}") from error
+
+
+async def _within(wait_s: float, payloads: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the payloads. Raises: TimeoutError when the next one takes longer: bytes alone are no answer."""
+    async with aclosing(payloads):
+        while True:
+            try:
+                async with asyncio.timeout(wait_s):
+                    payload = await anext(payloads)
+            except StopAsyncIteration:
+                return
+            yield payload

@@ -11,10 +11,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from gspo_services.shared.net.http_content import UNCOMPRESSED, content_within
+
 log = structlog.get_logger()
 
 TIMEOUT_S: Final = 3.0
 """Less than a scrape's timeout: a server that does not answer must not cost the rollout's own metrics."""
+
+PAGE_BYTES: Final = 16 * 2**20
 
 ENGINE_METRICS: Final = frozenset(
     {
@@ -70,6 +74,10 @@ class EngineMetrics(Collector):
 
     async def _page(self) -> str:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=False, raise_for_status=True) as session:
-            async with session.get(self._url) as response:
-                return await response.text()
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout, trust_env=False, raise_for_status=True, auto_decompress=False, headers=UNCOMPRESSED
+            ) as session,
+            session.get(self._url) as response,
+        ):
+            return (await content_within(response, PAGE_BYTES)).decode()

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import aiohttp
 
+from gspo_services.shared.net.http_content import UNCOMPRESSED
 from gspo_services.shared.runtime.plain_text import without_passwords
 from gspo_services.tasks.json_rewards.reading import MAX_ANSWER_BYTES
 
@@ -69,9 +70,10 @@ class JsonClient:
             raise UnansweredError("unreachable", f"{url}: the client is closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+            jar = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=jar, auto_decompress=False)
         async with self._session.post(
-            url, data=body, headers={"Content-Type": "application/json"},
+            url, data=body, headers={"Content-Type": "application/json", **UNCOMPRESSED},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S), allow_redirects=False,
         ) as response:  # fmt: skip
             answer = bytearray()

@@ -91,7 +91,9 @@ def altered(place: int, logprob: Any, token_id: int | None = None) -> Answer:
 
 
 BROKEN: dict[str, tuple[Answer, str]] = {
-    "no number": (altered(2, None), r"has log-prob None for token 2 of 3 \(id 7\): expected a finite number"),
+    "no number": (altered(2, None), r"has log-prob None for token 2 of 3 \(id 7\): expected a number that is not above 0"),
+    "infinite in float32": (altered(1, -1e300), r"has log-prob -1e\+300 for token 1 of 3 \(id 5\): .*finite in float32"),
+    "more than certain": (altered(1, 50.0), r"has log-prob 50.0 for token 1 of 3 \(id 5\): .*not above 0"),
     "NaN": (lambda ids: (200, json.dumps(altered(1, float("nan"))(ids)[1]).encode()), "did not answer as SGLang"),
     "other tokens": (altered(1, -1.0, 99), "was asked for 3 tokens and scored others"),
     "too many": (lambda ids: sound([*ids, 9]), "was asked for 3 tokens and scored others"),

@@ -1,6 +1,7 @@
 """OpenAI's own client, unmodified, asks for responses."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -201,19 +202,43 @@ async def test_a_stream_that_fails_ends_with_an_error(serve: Serve) -> None:
 
 
 def test_kept_messages_are_held_once_and_the_oldest_responses_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MOST_BYTES", 3000)
+    monkeypatch.setattr(kept, "MOST_BYTES", 14_000)
     responses = KeptResponses()
     long = [{"role": "user", "content": "x" * 700}]
     for number in range(20):
         responses.keep(f"resp_{number}", [*long, {"role": "assistant", "content": str(number)}])
-    assert responses.conversation("resp_0")[0] is responses.conversation("resp_19")[0]
+    assert (len(responses._messages), responses.conversation("resp_0")[0]) == (21, long[0])
     responses.keep("resp_19", long)
-    responses.keep("resp_big", [{"role": "user", "content": "y" * 5000}])
+    responses.keep("resp_big", [{"role": "user", "content": "y" * 15_000}])
     assert json.dumps(responses.conversation("resp_big"))
     with pytest.raises(CallRefused, match="newest 256"):
         responses.conversation("resp_19")
     monkeypatch.setattr(kept, "MOST_RESPONSES", 2)
     for number in range(3):
         responses.keep(f"resp_{number}", [{"role": "user", "content": str(number)}])
-    assert responses._num_bytes == sum(size for _, size in responses._messages.values())
     assert [list(responses._conversations), len(responses._messages)] == [["resp_1", "resp_2"], 2]
+    for number in range(1, 3):
+        responses.keep(f"resp_{number}", [])
+    assert (responses.num_bytes, responses._messages, responses._keys, responses._uses) == (0, {}, {}, {})
+
+
+MANY = 20_000
+FORMS: dict[str, list[dict[str, object]]] = {
+    "the same": [{"content": "x"}] * MANY,
+    "others": [{"content": str(number)} for number in range(MANY)],
+    "wide": [{str(number): [{}, number] for number in range(MANY)}],
+    "long": [{"content": "x" * 1_000_000}],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_kept_responses_count_is_what_they_hold(form: str) -> None:
+    responses = KeptResponses()
+    messages = FORMS[form]
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(5):
+        responses.keep(f"resp_{number}", messages)
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.9 * held <= responses.num_bytes <= 4 * held
