@@ -223,8 +223,7 @@ async def _shared(settings: Settings, engine: Engine) -> int:
             "set model.float32_head = false"
         )
     try:
-        info.require_unquantised()
-        info.require_no_drafts()
+        info.require_learners_policy()
         spread = info.spread
         if spread.is_whole:
             return 1

@@ -25,7 +25,7 @@ from gspo_services.prepare.check.situation import ReadModel, Situation, is_for_s
 from gspo_services.prepare.check.speed import speed_findings
 from gspo_services.prepare.check.tasks import code_findings, prompt_tokens
 from gspo_services.prepare.check.teacher import read_teacher
-from gspo_services.prepare.check.unused import schedule_findings, slow_findings, unused_findings
+from gspo_services.prepare.check.unused import schedule_findings, slow_findings, untried_findings, unused_findings
 from gspo_services.shared.placement import is_for_cuda
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
 from gspo_services.shared.runtime.console import PlainConsole
@@ -212,6 +212,7 @@ def all_findings(situation: Situation, report: Callable[[], CodeReport] | None) 
         findings += code_findings(situation, said)
         mean = prompt_tokens(said)
     findings += sampling_findings(situation, said)
+    findings += untried_findings(situation)
     return [*findings, *_of_the_machine(situation, model, mean)]
 
 

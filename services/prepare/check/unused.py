@@ -11,6 +11,7 @@ from gspo_services.shared.estimates import work_of
 from gspo_services.shared.placement import Machine, placement_of, require_pythons, this_machine
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SCHEDULED, Evaluation, Scheduled, curves
+from gspo_services.shared.settings.server_options import untried
 
 MANY_MICRO_BATCHES: Final = 64
 MUCH_EVALUATION: Final = 0.5
@@ -118,6 +119,16 @@ def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]
         yield ["lora.max_loaded_loras"], 'for lora.publish = "adapter"'
     if is_for_several_hosts(settings):
         yield ["rollout.num_servers"], "for `gspo run` on one machine; elsewhere each rollout is started by itself"
+
+
+def untried_findings(situation: Situation) -> Iterator[Finding]:
+    """Options of the server that may make another policy of it."""
+    for name in untried(situation.settings.rollout.server_args):
+        yield Finding(
+            check="server options", status="warn",
+            text=f"rollout.server_args has {name}: nobody has compared a server with it with the learner",
+            way_out="leave it out, or watch mismatch_sigma and mismatch_kl from the first batch on",
+        )  # fmt: skip
 
 
 def slow_findings(situation: Situation, model: ReadModel, prompt_tokens: float) -> Iterator[Finding]:

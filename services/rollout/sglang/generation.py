@@ -287,6 +287,15 @@ def first_runs(runs: Sequence[VersionRun], num_tokens: int) -> list[VersionRun]:
     return found
 
 
+NEUTRAL: Final = {
+    "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None,
+    "min_new_tokens": 0, "stop": None, "stop_regex": None, "stop_token_ids": None, "n": 1, "beam_width": None,
+    "json_schema": None, "regex": None, "ebnf": None, "structural_tag": None, "sampling_seed": None, "custom_params": None,
+    "watermark": None,
+}  # fmt: skip
+"""What shapes an answer besides what a run sets: stated in each request, because a server may have defaults of its own."""
+
+
 def generate_fields(
     server_rid: str,
     input_ids: list[int],
@@ -298,6 +307,7 @@ def generate_fields(
 ) -> dict[str, Any]:
     """The fields of /generate. ``adapter``: the name under which the server has it; None: the model alone."""
     parameters: dict[str, Any] = {
+        **NEUTRAL,
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

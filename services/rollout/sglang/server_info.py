@@ -1,9 +1,17 @@
 """The fields of SGLang's answers that the client reads; others are ignored."""
 
+from typing import Any, Final
+
 import msgspec
 
-from gspo_services.shared.settings import QUANTISING_FORMATS
+from gspo_services.shared.settings.server_options import QUANTISING_FORMATS, REFUSED
 from gspo_services.shared.weights import Spread
+
+_OF_RANKS: Final = (
+    "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size", "ep_num_redundant_experts", "enable_dp_attention",
+    "enable_eplb", "enable_lora", "model_path",
+)  # fmt: skip
+"""What ``ServerInfo.spread`` looks at, and what the rollout sets."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,23 +48,37 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = "auto"
     speculative_algorithm: str | None = None
 
-    def require_unquantised(self) -> None:
-        """Raises: ValueError that names the option by which the server holds other weights than it is sent."""
-        option = f"--quantization {self.quantization}" if self.quantization is not None else ""
-        if self.load_format in QUANTISING_FORMATS:
-            option = f"--load-format {self.load_format}"
-        if option:
-            raise ValueError(
-                f"the SGLang server was started with {option}: it quantises weights as it loads them, so no update could be "
-                "verified; start it without, in bfloat16"
-            )
+    preferred_sampling_params: Any = None
+    json_model_override_args: Any = "{}"
+    model_config_parser: str = "auto"
+    disaggregation_mode: str | None = "null"
+    allow_auto_truncate: bool = False
+    is_embedding: bool = False
+    encoder_only: bool = False
+    language_only: bool = False
+    enable_strict_thinking: bool = False
+    enable_watermark: bool = False
+    enable_hisparse: bool = False
+    enable_paged_experts: bool = False
+    dllm_algorithm: str | None = None
+    kt_weight_path: str | None = None
+    uno_lora_path: str | None = None
+    rl_quant_profile: Any = None
+    quantize_and_serve: bool = False
 
-    def require_no_drafts(self) -> None:
-        """Raises: ValueError for a server that decodes speculatively."""
-        if self.speculative_algorithm is not None:
+    def require_learners_policy(self) -> None:
+        """Raises: ValueError that names the option by which the server is not the policy that it is sent.
+
+        These are the values that options have after all sources, also a file; a newer server may not have a field.
+        """
+        for name in _POLICY:
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"the SGLang server was started with {option} {value}: {REFUSED[option]}")
+        if self.load_format in (*QUANTISING_FORMATS, "dummy"):
             raise ValueError(
-                f"the SGLang server was started with --speculative-algorithm {self.speculative_algorithm}: log-probs and "
-                "versions of drafted tokens were never compared with the learner's; start it without"
+                f"the SGLang server was started with --load-format {self.load_format}: {REFUSED['--quantization']}"
             )
 
     @property
@@ -79,6 +101,12 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
                     "rollout.tensor_parallel, expert_parallel and data_parallel"
                 )
         return Spread(tensor=self.tp_size, expert=self.ep_size, data=self.dp_size)
+
+
+_POLICY: Final = [
+    name for name in ServerInfo.__struct_fields__ if f"--{name.replace('_', '-')}" in REFUSED and name not in _OF_RANKS
+]
+_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(ServerInfo)}
 
 
 class ModelInfo(msgspec.Struct):

@@ -45,7 +45,6 @@ from gspo_services.shared.settings.run_settings import (
 )
 from gspo_services.shared.settings.sections import (
     ONLY_SET,
-    QUANTISING_FORMATS,
     SCHEDULED,
     SCORES_DIRECTORY,
     AgentSection,
@@ -73,7 +72,6 @@ __all__ = [
     "FETCHED",
     "HIDDEN",
     "ONLY_SET",
-    "QUANTISING_FORMATS",
     "REMOVED",
     "RENAMED",
     "RESERVED",

@@ -13,7 +13,7 @@ from gspo_services.shared.settings.sections.evaluation import ONLY_SET, Evaluati
 from gspo_services.shared.settings.sections.learner import Learner, LoraSection
 from gspo_services.shared.settings.sections.objective import ObjectiveSettings
 from gspo_services.shared.settings.sections.reward import RewardSection
-from gspo_services.shared.settings.sections.rollout import QUANTISING_FORMATS, Rollout
+from gspo_services.shared.settings.sections.rollout import Rollout
 from gspo_services.shared.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling
 from gspo_services.shared.settings.sections.sandbox import SandboxSection
 from gspo_services.shared.settings.sections.schedule import (
@@ -32,7 +32,6 @@ from gspo_services.shared.settings.sections.trackers import TrackersSection
 
 __all__ = [
     "ONLY_SET",
-    "QUANTISING_FORMATS",
     "SCHEDULED",
     "SCORES_DIRECTORY",
     "AgentSection",

@@ -1,31 +1,12 @@
 """The section of the rollouts."""
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from gspo_services.shared.settings.sections.section import FilePath, Number, OptionalPath, Port, PositiveSeconds, Section
-
-_SO: Final = "which also assigns each rank its GPU"
-RANK_OPTIONS: Final = {
-    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), f"use rollout.tensor_parallel, {_SO}"),
-    **dict.fromkeys(("--ep", "--ep-size", "--expert-parallel-size"), "use rollout.expert_parallel"),
-    **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), f"use rollout.data_parallel, {_SO}"),
-    **dict.fromkeys(
-        ("--pp", "--pp-size", "--pipeline-parallel-size"),
-        "a server whose layers are spread cannot be verified; use rollout.tensor_parallel",
-    ),
-    "--nnodes": "its other machines would not find the weights, which lie in this one's memory, and could not be verified; "
-    "use rollout.tensor_parallel within a machine, and more rollouts",
-}
-UNVERIFIED_OPTIONS: Final = ("--enable-dp-attention", "--enable-eplb", "--ep-num-redundant-experts", "--moe-dense-tp-size")
-DRAFTING_OPTIONS: Final = "--speculative-"
-"""Begins the names of all options of speculative decoding."""
-QUANTISING_OPTIONS: Final = ("--quantization", "--modelopt-quant", "--quantize-and-serve", "--rl-quant-profile")
-QUANTISING_FORMATS: Final = ("flash_rl", "bitsandbytes", "gguf")
-"""Values of --load-format: what loads such a format quantises."""
-_QUANTISING_VALUES: Final = {"--load-format": QUANTISING_FORMATS, "--json-model-override-args": ("quantization_config",)}
+from gspo_services.shared.settings.server_options import objection
 
 
 class Rollout(Section):
@@ -55,7 +36,7 @@ class Rollout(Section):
     server_port: Port = 0
     """Port of the SGLang server; 0: any free port."""
     server_args: list[str] = Field([])
-    """More arguments for sglang.launch_server."""
+    """More arguments for sglang.launch_server. Those that change what is sampled or loaded are refused."""
     max_total_tokens: int = Field(65536, ge=256)
     """Size of SGLang's KV cache, in tokens (CPU)."""
     max_running: int = Field(64, ge=1)
@@ -94,26 +75,7 @@ class Rollout(Section):
         return self.tensor_parallel * self.data_parallel
 
     @model_validator(mode="after")
-    def _ranks_have_settings(self) -> "Rollout":
-        for index, argument in enumerate(self.server_args):
-            name, equals, value = argument.partition("=")
-            size = value if equals else next(iter(self.server_args[index + 1 :]), "")
-            if name in RANK_OPTIONS and size != "1":
-                raise ValueError(f"server_args has {name} {size}: {RANK_OPTIONS[name]}")
-            if name in UNVERIFIED_OPTIONS:
-                raise ValueError(
-                    f"server_args has {name}: it is unknown how SGLang then shares a model, so its shards could not be "
-                    "verified; remove it, and use tensor_parallel, expert_parallel or data_parallel"
-                )
-            if name.startswith(DRAFTING_OPTIONS):
-                raise ValueError(
-                    f"server_args has {name}: a draft that proposes tokens keeps its first weights, and log-probs "
-                    "and versions of its tokens were never compared with the learner's; remove it"
-                )
-            if name in QUANTISING_OPTIONS or any(word in size for word in _QUANTISING_VALUES.get(name, ())):
-                raise ValueError(
-                    f"server_args has {name}{f' {size}' if name in _QUANTISING_VALUES else ''}: a server that quantises "
-                    "weights as it loads them does not hold the weights that were sent, so no update could be verified; "
-                    'remove it, and use model.dtype = "bfloat16" (the KV cache may be quantised: --kv-cache-dtype)'
-                )
+    def _server_is_the_learners_policy(self) -> "Rollout":
+        if text := objection(self.server_args):
+            raise ValueError(f"server_args has {text}")
         return self

@@ -99,3 +99,11 @@ def test_a_mistake_in_a_ladder_is_named(project: Project, ladder: str, text: str
     (broken,) = texts(project, "train tasks", code=True)
     assert broken.startswith("fail")
     assert text in broken
+
+
+def test_an_option_of_the_server_that_nobody_has_tried_is_named(project: Project) -> None:
+    assert not texts(project, "server options")
+    project.keys["rollout.server_args"] = ["--log-level", "info", "--cpu-offload-gb=4", "--made-up"]
+    first, second = texts(project, "server options")
+    assert first.startswith("warn: rollout.server_args has --cpu-offload-gb: nobody has compared")
+    assert "--made-up" in second

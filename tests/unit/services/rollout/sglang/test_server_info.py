@@ -43,23 +43,22 @@ def test_a_way_of_sharing_that_nobody_has_verified_is_named(option: str, changes
 
 
 @pytest.mark.parametrize(
-    ("option", "changes"),
+    ("option", "changes", "reason"),
     [
-        ("--quantization fp8", {"quantization": "fp8"}),
-        ("--load-format flash_rl", {"load_format": "flash_rl"}),
-        ("--load-format gguf", {"load_format": "gguf", "quantization": "gguf"}),
+        ("--quantization fp8", {"quantization": "fp8"}, "does not hold the weights that were sent"),
+        ("--load-format flash_rl", {"load_format": "flash_rl"}, "does not hold the weights that were sent"),
+        ("--load-format dummy", {"load_format": "dummy"}, "does not hold the weights that were sent"),
+        ("--speculative-algorithm NGRAM", {"speculative_algorithm": "NGRAM"}, "never compared with the learner's"),
+        ("--preferred-sampling-params .*min_p", {"preferred_sampling_params": {"min_p": 0.1}}, "changes what is sampled"),
+        ("--json-model-override-args .*rope", {"json_model_override_args": '{"rope_theta": 1}'}, "train another one"),
+        ("--disaggregation-mode decode", {"disaggregation_mode": "decode"}, "a part of one"),
+        ("--allow-auto-truncate True", {"allow_auto_truncate": True}, "changes what is sampled"),
     ],
 )
-def test_a_server_that_holds_other_weights_than_it_is_sent_is_named(option: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"was started with {option}: .*start it without, in bfloat16"):
-        info(**changes).require_unquantised()
-    info(load_format="safetensors").require_unquantised()
-
-
-def test_a_server_that_decodes_speculatively_is_named() -> None:
-    with pytest.raises(ValueError, match=r"was started with --speculative-algorithm NGRAM: .*; start it without"):
-        info(speculative_algorithm="NGRAM").require_no_drafts()
-    info().require_no_drafts()
+def test_a_server_that_is_not_the_learners_policy_is_named(option: str, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"was started with {option}.*: .*{reason}"):
+        info(**changes).require_learners_policy()
+    info(load_format="safetensors", enable_lora=True, tp_size=2).require_learners_policy()
 
 
 def test_ranks_are_put_in_order() -> None:

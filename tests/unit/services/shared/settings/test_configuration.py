@@ -192,7 +192,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ),
         (
             "[rollout]\nserver_args = ['--json-model-override-args={\"quantization_config\": {}}']\n",
-            ["--json-model-override-args {", "no update could be verified"],
+            ["--json-model-override-args", "the learner would train another one; remove it"],
         ),
         (
             "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
