@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from gspo.moe.experts import ExpertPicks
 
-CHUNK_BYTES: Final = 256 * 2**20
-"""Float32 logits held at once: some 440 rows of a vocabulary of 152k."""
+CHUNK_BYTES: Final = {"cpu": 256 * 2**20, "cuda": 2**30}
+"""Float32 logits held at once, by the kind of device: some 440 or 1,770 rows of a vocabulary of 152k. With each chunk the
+embedding is read three times, and its float32 gradient is read and written."""
 KEPT_BYTES: Final = 64 * 2**20
 """A softmax of all tokens up to this size is kept for backward, which then need not multiply by the embedding again."""
 
@@ -76,7 +77,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         softmax_TV = logprobs_T.new_empty(num_tokens, weight_VH.shape[0]) if keep_softmax else None
         for start in range(0, num_tokens, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            logits = _logits(hidden_TH[rows], weight_VH, softcap, float32).div_(temperatures_T[rows, None])
+            logits = _logits(hidden_TH[rows], weight_VH, temperatures_T[rows, None], softcap, float32)
             largest = logits.amax(dim=-1, keepdim=True)
             # One pass of exp serves the normaliser, the entropy and the softmax.
             exponentials = (logits - largest).exp_()
@@ -110,10 +111,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk_tokens)
             hidden, gradient, slope = hidden_TH[rows], gradient_T[rows, None], None
             if softmax_TV is None:
-                softmax = _logits(hidden, weight_VH, ctx.softcap, ctx.float32)
+                softmax = _logits(hidden, weight_VH, temperatures_T[rows, None], ctx.softcap, ctx.float32)
                 if ctx.softcap is not None:
-                    slope = 1 - (softmax / ctx.softcap) ** 2
-                softmax.div_(temperatures_T[rows, None])
+                    slope = 1 - (softmax * temperatures_T[rows, None] / ctx.softcap) ** 2
                 softmax.sub_(normalisers_T[rows, None]).exp_()
             else:
                 softmax = softmax_TV[rows]
@@ -139,21 +139,24 @@ class _ChunkedLogProbs(torch.autograd.Function):
         return grad_hidden_TH, None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype), *[None] * 8
 
 
-def _logits(hidden: Tensor, weight_VH: Tensor, softcap: float | None, float32: bool) -> Tensor:
-    """float32 [rows, V] before the temperature. ``float32``: never rounded to another type, as SGLang's fp32 head."""
+def _logits(hidden: Tensor, weight_VH: Tensor, temperatures: Tensor, softcap: float | None, float32: bool) -> Tensor:
+    """float32 [rows, V] over the temperatures [rows, 1]. ``float32``: never rounded, as SGLang's fp32 head."""
     if not float32 or hidden.dtype == torch.float32:
-        logits = (hidden @ weight_VH.t()).float()
+        logits = hidden @ weight_VH.t()
     elif hidden.is_cuda:
         # Products of bfloat16 are exact in float32, in which the kernel adds them up: no copy, and no more time.
         logits = torch.mm(hidden, weight_VH.t(), out_dtype=torch.float32)
     else:
         logits = hidden.float() @ weight_VH.float().t()
-    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+    if softcap is not None:
+        logits = logits.float().div_(softcap).tanh_().mul_(softcap)
+    # Half precision becomes float32 in the division itself: one pass over the logits less.
+    return logits.div_(temperatures) if logits.dtype == torch.float32 else torch.div(logits, temperatures)
 
 
-def rows_at_once(vocabulary: int, chunk_tokens: int) -> int:
+def rows_at_once(vocabulary: int, chunk_tokens: int, device: str) -> int:
     """Return how many rows of float32 logits are held at a time: ``chunk_tokens``, or what fits in CHUNK_BYTES."""
-    return min(chunk_tokens, max(1, CHUNK_BYTES // (4 * vocabulary)))
+    return min(chunk_tokens, max(1, CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (4 * vocabulary)))
 
 
 def chunked_logprobs(
@@ -186,7 +189,7 @@ def chunked_logprobs(
             On a CPU a chunk then takes a float32 copy of the weight. Gradients stay in the precision of the states.
     """
     vocabulary = weight_VH.shape[0]
-    rows = rows_at_once(vocabulary, chunk_tokens)
+    rows = rows_at_once(vocabulary, chunk_tokens, hidden_TH.device.type)
     keep_softmax = torch.is_grad_enabled() and softcap is None and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
     logprobs_T, entropies_T = _ChunkedLogProbs.apply(
         hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, entropy_gradient, keep_softmax, softcap, float32

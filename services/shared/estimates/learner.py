@@ -10,7 +10,8 @@ from gspo_services.shared.estimates.amounts import BYTES, GIB, Span, exactly
 from gspo_services.shared.estimates.shape import ModelShape
 from gspo_services.shared.settings import Settings
 
-LOGIT_CHUNK_BYTES: Final = 256 * 2**20
+LOGIT_CHUNK_BYTES: Final = {True: 2**30, False: 256 * 2**20}
+"""On a GPU, and on a host: CHUNK_BYTES of gspo/model/logprobs.py."""
 KEPT_SOFTMAX_BYTES: Final = 64 * 2**20
 BUCKET_ELEMENTS: Final = 50_000_000
 """reduce_bucket_size of services/learner/engine/configuration.py: gradients, in the dtype of the weights."""
@@ -156,16 +157,16 @@ def _activations(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
     if settings.lora.is_used and "experts" in settings.lora.target_modules:
         # The sum of weights and change of every layer whose activations are kept.
         layers += size * shape.expert_parameters / (shape.layers if learner.activation_checkpointing else 1)
-    peak = max(layers, tokens * of_layers + _logprobs(shape, settings))
+    peak = max(layers, tokens * of_layers + _logprobs(shape, settings, cuda=cuda))
     low, high = ACTIVATIONS_WIDTH[cuda]
     return Span(peak * low, peak * high)
 
 
-def _logprobs(shape: ModelShape, settings: Settings) -> float:
+def _logprobs(shape: ModelShape, settings: Settings, *, cuda: bool) -> float:
     """Chunks of logits as docs/evidence/performance.md has them ("Memory of the log-probs"), and the head's gradient, which
     is summed in float32."""
     learner, tokens = settings.learner, _tokens(settings)
-    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
+    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES[cuda] // (4 * shape.vocabulary)))
     softmax = 4 * tokens * shape.vocabulary
     kept = softmax if softmax <= KEPT_SOFTMAX_BYTES else 0
     head = (4 + BYTES[learner.dtype]) * shape.vocabulary * shape.hidden

@@ -82,7 +82,7 @@ def peak_of(case: Case) -> Peak:
     """Make ``STEPS`` steps on paper."""
     begin = time.monotonic()
     with fake_ranks(case.num_ranks, on_gpu=case.device == "cuda"), Held() as held:
-        engine, packed = _engine(case)
+        engine, packed = engine_of(case)
         # No value says whether there was a gradient.
         engine._coverage_known = True
         for _ in range(STEPS):
@@ -95,7 +95,7 @@ def peak_of(case: Case) -> Peak:
 def real_peak_of(case: Case) -> Peak:
     """Make the same steps with values. What the process had before does not count."""
     begin, before = time.monotonic(), resident_bytes()
-    engine, packed = _engine(case)
+    engine, packed = engine_of(case)
     for _ in range(STEPS):
         return_freed_memory()
         forget_peak()
@@ -105,7 +105,7 @@ def real_peak_of(case: Case) -> Peak:
     return Peak(at_rest=resident_bytes() - before, peak=peak, sent={}, seconds=time.monotonic() - begin)
 
 
-def _engine(case: Case) -> tuple[LearnerEngine, PackedBatch]:
+def engine_of(case: Case) -> tuple[LearnerEngine, PackedBatch]:
     """The engine, and a micro-batch."""
     learner = Learner(**case.section())
     settings = EngineSettings(

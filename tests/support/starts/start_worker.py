@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import torch
 
@@ -65,11 +66,8 @@ def forget_peak() -> None:
 @contextmanager
 def patched_loader() -> Iterator[None]:
     """Inside, no model can be read range by range."""
-    own, loading._wanted = loading._wanted, lambda _: None
-    try:
+    with mock.patch.object(loading, "_wanted", return_value=None):
         yield
-    finally:
-        loading._wanted = own
 
 
 def free_at_once() -> None:

@@ -115,10 +115,11 @@ def test_a_softmax_is_kept_for_backward_only_where_it_is_small() -> None:
 
 
 def test_a_chunk_is_bounded_in_rows_and_in_bytes() -> None:
-    assert rows_at_once(264, 512) == 512
-    assert rows_at_once(151_936, 512) == 441
-    assert 4 * 151_936 * 441 <= CHUNK_BYTES < 4 * 151_936 * 442
-    assert rows_at_once(2**40, 512) == 1
+    assert rows_at_once(264, 512, "cpu") == 512
+    assert rows_at_once(151_936, 512, "cpu") == 441
+    assert 4 * 151_936 * 441 <= CHUNK_BYTES["cpu"] < 4 * 151_936 * 442
+    assert rows_at_once(2**40, 512, "cpu") == 1
+    assert rows_at_once(151_936, 4096, "cuda") == 1766
 
 
 def test_logits_far_from_zero_overflow_nothing() -> None:
