@@ -139,4 +139,18 @@ BUGS: Final = (
         "except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:",
         "except (OSError, AttributeError) as error:",
     ),
+    _bug(
+        "backup",
+        "links are followed",
+        "gspo_services.shared.runtime.foreign",
+        "os.open(part, _FLAGS | flags,",
+        "os.open(part, _FLAGS & ~os.O_NOFOLLOW | flags,",
+    ),
+    _bug(
+        "foreign_name",
+        "a name may lead upwards",
+        "gspo_services.shared.runtime.foreign",
+        'part in ("", ".", "..")',
+        'part in ("", ".")',
+    ),
 )

@@ -35,9 +35,18 @@ from gspo_services.broker.store import (
     require_whole,
 )
 from gspo_services.runs.audit import Checkpoint
-from gspo_services.runs.backup.ledger import CHECKPOINTS, Say, copy_ledger, held_checkpoints
-from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
+from gspo_services.runs.backup.ledger import Say, copy_ledger, held_checkpoints
+from gspo_services.runs.backup.manifest import (
+    CHECKPOINTS,
+    FORMAT,
+    MANIFEST,
+    BackupDamaged,
+    BackupFile,
+    BackupManifest,
+    list_backups,
+)
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError, is_for_want_of_room
+from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
 _BLOCK: Final = 1 << 20
@@ -186,8 +195,11 @@ class _Copying:
         if former is None or (former.num_bytes, former.mtime_ns) != (status.st_size, status.st_mtime_ns):
             return None
         try:
-            os.link(directory / path, destination)
-        except OSError:  # a file system without links
+            # Of somebody else's backups, perhaps.
+            if ForeignTree(directory).num_bytes(path) != former.num_bytes:
+                return None
+            os.link(directory / path, destination, follow_symlinks=False)
+        except (OSError, ForeignError):  # also a file system without links
             return None
         return former
 

@@ -16,9 +16,9 @@ from typing import Final
 from gspo.files import partial_path
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
+from gspo_services.runs.backup.manifest import CHECKPOINTS
 from gspo_services.shared.runtime.errors import ServiceError
 
-CHECKPOINTS: Final = "checkpoints"
 _HELD: Final = ".backup-"
 _ATTEMPTS: Final = 5
 _PAGES: Final = 4096

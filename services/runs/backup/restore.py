@@ -4,9 +4,10 @@ On a cluster a run has two volumes: what the learner wrote is then put into a di
 """
 
 import json
+import shutil
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,10 +23,18 @@ from gspo_services.broker.store import (
     rewrite_ledger,
 )
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
-from gspo_services.runs.backup.backup import all_or_nothing, copy_and_digest
-from gspo_services.runs.backup.ledger import CHECKPOINTS
-from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.runs.backup.backup import all_or_nothing
+from gspo_services.runs.backup.manifest import (
+    CHECKPOINTS,
+    MANIFEST,
+    BackupDamaged,
+    BackupFile,
+    BackupManifest,
+    is_newer,
+    list_backups,
+)
+from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError
+from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
 OF_THE_LEARNER: Final = (CHECKPOINTS, SCORES_DIRECTORY)
@@ -39,10 +48,10 @@ def restore(
 
     ``batch``: only the batches before this one, with a checkpoint that covers exactly them; with several backups in
     ``source``, the newest that has it. None: everything. ``learner``: where the learner's run.directory is, which must not
-    exist or be empty either; None: ``directory`` has all. Every file is compared with its digest. The run gets a new
-    identity, so processes of the old one cannot join it.
+    exist or be empty either; None: ``directory`` has all. The whole manifest is checked before anything is written, and
+    every file is compared with its digest. The run gets a new identity, so processes of the old one cannot join it.
 
-    Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
+    Raises: ConfigurationError, BackupDamaged, NoRoomError, StoreCorrupt, OSError.
     """
     for each in (directory, learner):
         if each is not None and each.exists() and (not each.is_dir() or any(each.iterdir())):
@@ -50,9 +59,12 @@ def restore(
     if learner is not None:
         _require_apart(directory.resolve(), learner.resolve())
     backup, manifest = _chosen(source, batch)
+    files = {name: file for name, file in manifest.files.items() if batch is None or not is_newer(name, batch)}
+    _require_whole(backup, files)
+    _require_room(learner or directory, sum(file.num_bytes for file in files.values()))
     say(f"restoring {backup}")
     with _made(directory, learner) as partial:
-        _copy(backup, manifest, partial, batch, say)
+        _copy(backup, files, partial, say)
         forget_commits(partial)
         checkpoint = _newest_checkpoint(partial)
         rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
@@ -101,27 +113,37 @@ def _chosen(source: Path, batch: int | None) -> tuple[Path, BackupManifest]:
     return having[-1]
 
 
-def _copy(backup: Path, manifest: BackupManifest, partial: Path, batch: int | None, say: Callable[[str], None]) -> None:
-    for path, file in manifest.files.items():
-        if batch is not None and _is_newer(path, batch):
-            continue
-        destination = partial / path
+def _require_whole(backup: Path, files: Mapping[str, BackupFile]) -> None:
+    """Raises: BackupDamaged for a file that is missing, no regular file, behind a link, or of another size."""
+    try:
+        ForeignTree(backup).require({name: file.num_bytes for name, file in files.items()})
+    except FileNotFoundError as error:
+        raise BackupDamaged(f"{error.filename} is missing: use another backup") from error
+    except (ForeignError, NotADirectoryError) as error:
+        raise BackupDamaged(f"{backup} is damaged, or no work of `gspo backup`: {error}; use another") from error
+
+
+def _require_room(directory: Path, num_bytes: int) -> None:
+    there = next(each for each in directory.absolute().parents if each.is_dir())
+    if (free := shutil.disk_usage(there).free) < num_bytes:
+        raise NoRoomError(
+            f"{there} cannot be written: the backup has {num_bytes / 2**20:,.1f} MiB; {free / 2**20:,.0f} MiB were free "
+            "there, and nothing was kept. Make room and repeat the command"
+        )
+
+
+def _copy(backup: Path, files: Mapping[str, BackupFile], partial: Path, say: Callable[[str], None]) -> None:
+    tree = ForeignTree(backup)
+    for name, file in files.items():
+        destination = partial / name
         destination.parent.mkdir(parents=True, exist_ok=True)
-        say(f"{path}: {file.num_bytes / 2**20:.1f} MiB")
+        say(f"{name}: {file.num_bytes / 2**20:.1f} MiB")
         try:
-            found = copy_and_digest(backup / path, destination)
-        except FileNotFoundError as error:
-            raise BackupDamaged(f"{backup / path} is missing: use another backup") from error
+            found = tree.copy(name, file.num_bytes, destination)
+        except (ForeignError, FileNotFoundError) as error:
+            raise BackupDamaged(f"{backup} changed while it was read: {error}; use another") from error
         if found != file.sha256:
-            raise BackupDamaged(f"{backup / path} is damaged: it has SHA-256 {found}, {file.sha256} was copied; use another")
-
-
-def _is_newer(path: str, batch: int) -> bool:
-    """Whether a file is of a checkpoint of more batches. The note of given versions is of a future that is taken back."""
-    if not path.startswith(f"{CHECKPOINTS}/"):
-        return False
-    name = path.split("/")[1]
-    return name in ("last-version", "latest") or int(name.rpartition("-")[2]) > batch
+            raise BackupDamaged(f"{backup / name} is damaged: it has SHA-256 {found}, {file.sha256} was copied; use another")
 
 
 def _newest_checkpoint(partial: Path) -> Checkpoint | None:
@@ -135,8 +157,11 @@ def _newest_checkpoint(partial: Path) -> Checkpoint | None:
 
 
 def _set_directory(settings: Path, directory: Path) -> None:
-    plain = json.loads(settings.read_text(encoding="utf-8"))
-    plain["run"]["directory"] = str(directory)
+    try:
+        plain = json.loads(settings.read_bytes())
+        plain["run"]["directory"] = str(directory)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BackupDamaged(f"{SETTINGS_FILE} of the backup is no run's: {error}; use another") from error
     settings.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import configuration, deltas, disk, engine, pages, wire
+from tests.fuzz.targets import configuration, deltas, disk, engine, pages, trees, wire
 
 FAMILIES: Final[dict[str, tuple[Target, ...]]] = {
     "wire": wire.TARGETS,
@@ -12,6 +12,7 @@ FAMILIES: Final[dict[str, tuple[Target, ...]]] = {
     "engine": engine.TARGETS,
     "pages": pages.TARGETS,
     "disk": disk.TARGETS,
+    "trees": trees.TARGETS,
 }
 """Targets by family. Each family has a folder in the corpus."""
 TARGETS: Final[dict[str, Target]] = {target.name: target for targets in FAMILIES.values() for target in targets}

@@ -65,8 +65,8 @@ def test_the_page_names_every_channel_and_the_roles_that_may_connect_to_it() -> 
 
 
 def test_the_page_has_the_number_of_planted_bugs() -> None:
-    assert len(BUGS) == 17
-    assert "plant seventeen bugs" in TEXT
+    assert len(BUGS) == 19
+    assert "plant nineteen bugs" in TEXT
 
 
 def test_the_page_has_the_number_of_variables_that_reward_code_sees() -> None:
