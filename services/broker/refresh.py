@@ -140,6 +140,8 @@ class Refresh:
 
     def _add(self, path: Path) -> AddedTasks | None:
         source = self._source_of(path)
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link: links are not followed here; copy the file, or use `gspo data add`")
         digest = file_digest(path)
         if digest in self._digests:  # A broker was killed before it could remove it.
             path.unlink()

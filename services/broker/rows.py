@@ -2,7 +2,7 @@
 memory and disk cannot drift apart, and recovery reads them back.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -19,6 +19,8 @@ TrajectoryStatus = Literal["free", "leased", "ended", "finished", "failed"]
 """ended: its episode has ended, and its group is not graded yet (``reward.group``). The member that ended last is free or
 leased instead: whoever leases it grades the group."""
 DropReason = Literal["stale", "failed"]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?$)[^/\x00]{1,255}$")]
+"""A file's name in one folder: a ledger may be anybody's."""
 NO_TURN: Final = -1
 
 
@@ -288,7 +290,7 @@ class AdditionRow(Row, frozen=True, kw_only=True):
     """Counted from 1."""
     source: str
     """The source that got the tasks."""
-    name: str
+    name: FileName
     """The file's name in the run's ``data/added/``."""
     digest: str
     """The file's digest, in hexadecimal."""
@@ -310,7 +312,7 @@ class ArchiveRow(Row, frozen=True, kw_only=True):
 
     archive: int
     """Its number, from 1."""
-    name: str
+    name: FileName
     """The file's name in the run's ``archive/``."""
     num_bytes: int
     sha256: str

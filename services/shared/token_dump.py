@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gspo.files import partial_path
+from gspo_services.shared.runtime.foreign import ForeignTree
 
 TOKEN_DIRECTORY: Final = "learner-tokens"
 FORMAT: Final = 1
@@ -138,12 +139,18 @@ def _arrays(path: Path, names: Iterable[str]) -> dict[str, Any]:
     """Some arrays of a file. Raises: ValueError when it is not what a learner recorded."""
     try:
         # Opened here: numpy leaves a file open that is no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with ForeignTree(path.parent).open(path.name) as file, np.load(file, allow_pickle=False) as arrays:
+            packed = [each for each in arrays.zip.infolist() if each.compress_type or each.file_size > each.compress_size]
+            if packed:
+                raise ValueError(f"{packed[0].filename[:100]!r} is compressed")
             found = int(arrays["format"])
             if found != FORMAT:
                 raise ValueError(f"format {found}, this release reads {FORMAT}")
             return {name: arrays[name] for name in names}
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError, AttributeError, TypeError) as error:
+    # MemoryError: an array says that it has more elements than memory has room for.
+    except (
+        ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError, AttributeError, TypeError, MemoryError
+    ) as error:  # fmt: skip
         raise ValueError(f"{path}: not what a learner recorded: {error}") from error
 
 

@@ -1,6 +1,7 @@
 """Digests (XXH3-128) of a checkpoint's files: each rank notes those of the files it writes, and verifies a share of all.
 
-They detect changes by a disk, not by a person. Computing them takes about as long as reading the files from memory.
+They detect changes by a disk, not by a person. Computing them takes about as long as reading the files from memory. Files to
+verify may be anybody's: they are read through ``ForeignTree``.
 """
 
 import errno
@@ -16,6 +17,7 @@ import xxhash
 
 from gspo.files import flush_file
 from gspo_protocol.messages import Count
+from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree, require_names
 
 _NOTES: Final = "digests-"
 _LOST: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ENAMETOOLONG, errno.EINVAL)
@@ -42,8 +44,8 @@ def write_digests(partial: Path, rank: int, files: Sequence[Path]) -> None:
 
     Raises: OSError.
     """
-    found = _in_parallel(files)
-    notes = {str(path.relative_to(partial)): digest for path, digest in zip(files, found, strict=True)}
+    names = [str(path.relative_to(partial)) for path in files]
+    notes = dict(zip(names, _in_parallel(ForeignTree(partial), names), strict=True))
     path = partial / f"{_NOTES}{rank:05d}.json"
     path.write_bytes(msgspec.json.encode(notes))
     flush_file(path)
@@ -69,19 +71,21 @@ def find_damage(path: Path, files: Mapping[str, FileDigest], rank: int, world_si
 
     Raises: OSError when a file cannot be read for a possibly temporary reason.
     """
-    names = sorted(files)
-    for name in names:  # cheap, so every rank looks at all sizes, and most damage is found before anything is hashed
-        try:
-            found = (path / name).stat().st_size if (path / name).is_file() else 0
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno not in _LOST:
-                raise
-            return f"{path / name}: {error}"  # a name that no file can have
-        if found != files[name].num_bytes:
-            return f"{path / name} has {found} bytes, {files[name].num_bytes} were written"
+    names, tree = sorted(files), ForeignTree(path)
     share = names[rank::world_size]
     try:
-        digests = _in_parallel([path / name for name in share])
+        require_names(files)
+        # Cheap, so every rank looks at all sizes, and most damage is found before anything is hashed.
+        for name in names:
+            if (found := tree.num_bytes(name)) != files[name].num_bytes:
+                return f"{path / name} has {found} bytes, {files[name].num_bytes} were written"
+        # What is loaded is found by its kind, not by the list.
+        added = sorted({str(each.relative_to(path)) for each in path.rglob("*.safetensors")} - files.keys())
+        if added:
+            return f"{path / added[0]} is not among the files that were written"
+        digests = _in_parallel(tree, share)
+    except ForeignError as error:
+        return str(error) if str(path) in str(error) else f"{path}: {error}"
     except OSError as error:
         if error.errno not in _LOST:
             raise
@@ -92,13 +96,13 @@ def find_damage(path: Path, files: Mapping[str, FileDigest], rank: int, world_si
     return ""
 
 
-def _in_parallel(files: Sequence[Path]) -> list[FileDigest]:
-    """Raises: OSError."""
+def _in_parallel(tree: ForeignTree, names: Sequence[str]) -> list[FileDigest]:
+    """Raises: ForeignError, OSError."""
+
+    def digest(name: str) -> FileDigest:
+        with tree.open(name) as file:
+            digest = hashlib.file_digest(file, xxhash.xxh3_128)
+            return FileDigest(num_bytes=file.tell(), digest=digest.hexdigest())
+
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(_digest, files))
-
-
-def _digest(path: Path) -> FileDigest:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, xxhash.xxh3_128)
-        return FileDigest(num_bytes=file.tell(), digest=digest.hexdigest())
+        return list(pool.map(digest, names))

@@ -37,6 +37,7 @@ from gspo_protocol.messages import Count, Version
 from gspo_services.learner.checkpoints.digests import FileDigest, find_damage, take_digests, text_digest
 from gspo_services.learner.checkpoints.layout import layout_problem
 from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.foreign import ForeignTree
 
 _FORMAT: Final = 1
 METADATA = "checkpoint.json"
@@ -241,7 +242,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     file = path / METADATA
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(ForeignTree(path).read(METADATA))
         rest = {key: value for key, value in content.items() if key != "digest"}
         if content.get("digest") != text_digest(_canonical(rest)):
             _require_this_format(path, content, rest)

@@ -21,6 +21,7 @@ from gspo_services.learner.checkpoints.format import (
     checkpoints_newest_first,
     read_metadata,
 )
+from gspo_services.shared.runtime.foreign import ForeignTree
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ def damage_in(root: Path) -> Iterator[str]:
 def _damage_of(path: Path, name: str, noted: FileDigest) -> Iterator[str]:
     found, num_bytes = xxhash.xxh3_128(), 0
     try:
-        with (path / name).open("rb") as file:
+        with ForeignTree(path).open(name) as file:
             while piece := file.read(PIECE_BYTES):
                 found.update(piece)
                 num_bytes += len(piece)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from gspo_services.broker.rows import ADDED_DIRECTORY
-from gspo_services.broker.store import file_digest
 from gspo_services.runs.audit.findings import Findings
+from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree
 
 ADDITIONS: Final = "SELECT number, name, digest, first_task, num_tasks FROM additions ORDER BY number"
 BEYOND: Final = "SELECT group_id, task_index FROM groups WHERE split = 'train' AND task_index >= ?"
@@ -26,9 +26,9 @@ def audit_additions(connection: sqlite3.Connection, findings: Findings, director
         expected, end = number + 1, first_task + num_tasks
         path = directory / ADDED_DIRECTORY / name
         try:
-            if file_digest(path) != digest:
+            if ForeignTree(directory / ADDED_DIRECTORY).sha256(name) != digest:
                 findings.add("added tasks missing", f"{where}: {path} was changed since")
-        except OSError as error:
+        except (OSError, ForeignError) as error:
             findings.add("added tasks missing", f"{where}: {error}")
     for group_id, task_index in connection.execute(BEYOND, (end,)) if end is not None else ():
         findings.add("task of no file", f"group {group_id} has task {task_index}, but there are only {end}")

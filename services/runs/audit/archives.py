@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from gspo_services.broker.rows import ArchivedRow, ArchiveRow
-from gspo_services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, StoreCorrupt, StoredChunk, file_digest, held
+from gspo_services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, StoreCorrupt, StoredChunk, held
 from gspo_services.runs.audit.findings import Findings
+from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree
 
 IN_PLAY: Final = """
 SELECT a.group_id, g.status FROM archived a LEFT JOIN groups g ON g.group_id = a.group_id
@@ -34,9 +35,10 @@ class ArchiveAudit:
         for row in self._reader.rows(ArchiveRow, "ORDER BY archive"):
             path = self._directory / row.name
             try:
-                found = file_digest(path)
-            except OSError as error:
-                self._unreadable(row, f"{path.name} cannot be read ({error.strerror})")
+                found = ForeignTree(self._directory).sha256(row.name)
+            except (OSError, ForeignError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                self._unreadable(row, f"{path.name} cannot be read ({why})")
                 continue
             if found != row.sha256:
                 self._unreadable(row, f"{path.name} has SHA-256 {found[:16]}..., but {row.sha256[:16]}... was written")

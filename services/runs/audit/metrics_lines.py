@@ -13,6 +13,7 @@ from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.runs.audit.findings import Findings
 from gspo_services.runs.audit.order import Order
 from gspo_services.runs.metrics import MetricsFollower
+from gspo_services.shared.runtime.foreign import ForeignTree
 
 UNRECORDED_TRAININGS: Final = """
 SELECT batch, policy_version FROM trained EXCEPT
@@ -54,7 +55,7 @@ def read_checkpoints(directory: Path) -> list[Checkpoint]:
     found = []
     for path in sorted(directory.glob("checkpoints/version-*/checkpoint.json")):
         try:
-            state = msgspec.json.decode(path.read_bytes(), type=_Metadata).state
+            state = msgspec.json.decode(ForeignTree(path.parent).read(path.name), type=_Metadata).state
         except (OSError, ValueError, RecursionError):
             continue
         name = path.parent.name

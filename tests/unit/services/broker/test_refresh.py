@@ -52,6 +52,16 @@ def test_a_file_that_stands_still_is_copied_and_its_tasks_follow_the_others(tmp_
     assert [tasks.task(index)["answer"] for index in range(tasks.num_tasks)] == ["0", "1", "2", "3", "4"]
 
 
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    outside = written(tmp_path / "outside.jsonl", 7)
+    refresh = Refresh(tmp_path, tasks_of(tmp_path), ())
+    (tmp_path / INCOMING).mkdir(parents=True)
+    (tmp_path / INCOMING / "more.jsonl").symlink_to(outside)
+    assert looked(refresh) is None
+    assert "is a link: links are not followed" in (tmp_path / REFUSED / "more.jsonl.reason.txt").read_text()
+    assert outside.is_file()
+
+
 def test_a_file_with_a_task_that_the_run_cannot_have_is_refused_and_adds_nothing(tmp_path: Path) -> None:
     def require(task: Task) -> None:
         if task["answer"] == "3":

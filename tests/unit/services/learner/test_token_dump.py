@@ -1,6 +1,8 @@
 """What the learner keeps for each token is what the loss computed, and finds its way back to its trajectory."""
 
+import io
 import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,23 @@ def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
     assert read_parts(tmp_path, 7) == []
     write_part(tmp_path, part, rank=1, world_size=3)
     with pytest.raises(ValueError, match="batch 7 lacks the parts of ranks 0, 2 of 3"):
+        read_parts(tmp_path, 7)
+
+
+def test_a_part_that_unpacks_or_claims_more_than_it_has_is_named(tmp_path: Path) -> None:
+    dumped(tmp_path, random_groups(2, 2, seed=4))
+    (path,) = (tmp_path / "learner-tokens").iterdir()
+    with np.load(path) as arrays:
+        content = dict(arrays)
+    np.savez_compressed(path, **content)
+    with pytest.raises(ValueError, match="is compressed"):
+        read_parts(tmp_path, 7)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
+    np.savez(path, **content)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("learner_T.npy", header.getvalue())
+    with pytest.raises(ValueError, match="not what a learner recorded"):
         read_parts(tmp_path, 7)
 
 

@@ -247,13 +247,49 @@ def test_each_rank_verifies_a_share_and_all_shares_are_the_whole(tmp_path: Path)
         file.write_bytes(content)
 
 
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "added"])
+def test_what_others_put_into_a_checkpoint_is_refused_before_it_is_opened(kind: str, tmp_path: Path) -> None:
+    path = save_checkpoint(BigramEngine(), tmp_path / "root", state(1))
+    file = next((path / "engine").iterdir())
+    aside = tmp_path / file.name
+    if kind == "link":
+        file.rename(aside)
+        file.symlink_to(aside)
+    elif kind == "folder":
+        (path / "engine").rename(aside)
+        (path / "engine").symlink_to(aside)
+    elif kind == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+    else:
+        (path / "engine" / "zz.safetensors").write_bytes(b"")
+    texts = {
+        "link": f"{file} is a link, or lies behind one",
+        "folder": "is a link, or lies behind one",
+        "pipe": f"{file} is no regular file",
+        "added": f"{path / 'engine' / 'zz.safetensors'} is not among the files that were written",
+    }
+    with pytest.raises(DamagedCheckpoint, match=texts[kind]):
+        load_checkpoint(BigramEngine(), path)
+
+
+@pytest.mark.parametrize("name", ["../latest", "/etc/hostname", "engine/../../latest", "x\0"])
+def test_a_checkpoint_names_no_file_outside(name: str, tmp_path: Path) -> None:
+    path = save_checkpoint(BigramEngine(), tmp_path, state(1))
+    assert "is no plain relative name" in (found := find_damage(path, {name: FileDigest(1, "")}, 0, 1)) or "\\x00" in found
+
+
 def test_a_checkpoint_on_a_disk_that_is_away_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_checkpoint(BigramEngine(), tmp_path, state(1))
 
-    def away(_: Path) -> bool:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    opened = os.open
 
-    monkeypatch.setattr(Path, "is_file", away)
+    def away(name: str, flags: int, **options: int) -> int:
+        if str(name).startswith("random-"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(name, flags, **options)
+
+    monkeypatch.setattr(os, "open", away)
     with pytest.raises(CheckpointError, match="Stale file handle") as caught:
         load_checkpoint(BigramEngine(), path)
     assert type(caught.value) is CheckpointError
