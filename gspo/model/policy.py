@@ -32,7 +32,7 @@ def load_policy(model_dir: Path, dtype: torch.dtype, placement: WeightPlaces = W
 
         with placement.converting():
             model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=dtype, attn_implementation=attention, local_files_only=True
+                model_dir, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
             )
     restore_rotary_frequencies(model)
     return model

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gspo.files import make_partial_directory, partial_path, publish_directory
 from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.foreign import belongs_to_model
 
 if TYPE_CHECKING:
     from gspo_services.learner.engine import LearnerEngine
@@ -172,8 +173,11 @@ class _ShardWriter:
 
 def _copy_companions(source: Path, destination: Path) -> None:
     skipped = {path for pattern in _NOT_COPIED for path in source.glob(pattern)}
-    for path in source.iterdir():
-        if path.is_file() and path not in skipped and not (destination / path.name).exists():
-            shutil.copyfile(path, destination / path.name)
-    if (source / _TEMPLATES).is_dir():
-        shutil.copytree(source / _TEMPLATES, destination / _TEMPLATES, dirs_exist_ok=True)
+    for path in [*source.iterdir(), *(source / _TEMPLATES).glob("*")]:
+        copy = destination / path.relative_to(source)
+        if not path.is_file() or path in skipped or copy.exists():
+            continue
+        if not belongs_to_model(path, source):
+            raise OSError(f"{path} is a link out of the model's folder, and would be published: copy the file there")
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)

@@ -87,11 +87,11 @@ def _name(directory: Path) -> str:
 
 def _model(settings: Settings, *, is_chosen: bool) -> PolicyEngine:
     directory = settings.model.path
-    num_bytes = sum(path.stat().st_size for name in ("*.safetensors", "*.bin") for path in directory.glob(name))
+    num_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     if not num_bytes:
         raise ConfigurationError(
-            f"{directory} has no weights (*.safetensors): give another directory with --model, a server with --url, or "
-            "--echo, which needs none"
+            f"{directory} has no weights (*.safetensors; pickles are not read): give another directory with --model, a "
+            "server with --url, or --echo, which needs none"
         )
     if num_bytes > MOST_BYTES and not is_chosen:
         raise ConfigurationError(

@@ -25,7 +25,11 @@ class TorchEngine:
         """Load the model. Raises: ValueError, OSError when the directory holds none that transformers can load."""
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype), local_files_only=True)
+        kind = getattr(torch, dtype)
+        # Never a pickle.
+        self._model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=kind, local_files_only=True, use_safetensors=True
+        )
         self._model.eval()
 
     async def stop_generating(self) -> None:

@@ -69,9 +69,12 @@ def _directory(path: Path) -> ScoredModel:
     if not path.is_dir():
         raise ConfigurationError(f"--model {path}: there is no such directory")
     _require_model(path, "--model names a Hugging Face model directory; `gspo export RUN` writes one from a checkpoint")
-    weights = sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
+    weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        raise ConfigurationError(f"--model {path}: there are no weights (*.safetensors)")
+        raise ConfigurationError(
+            f"--model {path}: there are no weights (*.safetensors); pickles (*.bin, *.pt) are not read: `gspo check` says "
+            "how to convert them"
+        )
     stats = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in weights]
     digest = hashlib.blake2b(json.dumps(stats).encode(), digest_size=8)
     for name in _SMALL:

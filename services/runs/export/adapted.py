@@ -170,4 +170,6 @@ class _BaseFiles:
             names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigurationError(f"{index} cannot be read: {error}; download or save the model again") from error
+        if odd := next((name for name in sorted(names) if "/" in name or not name.endswith(".safetensors")), ""):
+            raise ConfigurationError(f"{index} names {odd[:100]!r}, which is no safetensors file; download the model again")
         return [self._model_dir / name for name in sorted(names)]

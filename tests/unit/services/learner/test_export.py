@@ -54,6 +54,27 @@ def export(engine: OneWeight, destination: Path, tokenizer_from: Path) -> Path:
     return export_model(engine, destination, tokenizer_from=tokenizer_from, max_shard_bytes=MIB // 4)  # type: ignore[arg-type]
 
 
+def test_a_link_out_of_the_models_folder_is_not_published_and_one_into_the_hubs_store_is(tmp_path: Path) -> None:
+    model = tmp_path / "models--a--b" / "snapshots" / "0123"
+    (blob := tmp_path / "models--a--b" / "blobs" / "5e").parent.mkdir(parents=True)
+    model.mkdir(parents=True)
+    blob.write_text("{}")
+    (model / "tokenizer.json").symlink_to("../../blobs/5e")
+    (made := model / "additional_chat_templates").mkdir()
+    (made / "tool_use.jinja").write_text("x")
+    done = export(OneWeight(), tmp_path / "export", model)
+    assert (done / "tokenizer.json").read_text() == "{}"
+    assert not (done / "tokenizer.json").is_symlink()
+    assert (done / "additional_chat_templates" / "tool_use.jinja").read_text() == "x"
+    (secret := tmp_path / "id_rsa").write_text("secret")
+    for place in (model, made):
+        (place / "notes.txt").symlink_to(secret)
+        with pytest.raises(ExportError, match=r"notes.txt is a link out of the model's folder, and would be published"):
+            export(OneWeight(), tmp_path / "export", model)
+        (place / "notes.txt").unlink()
+    assert (tmp_path / "export" / "tokenizer.json").is_file()
+
+
 def test_an_export_without_room_fails_on_all_ranks_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with small_disk(tmp_path / "run", 4 * MIB) as disk:
