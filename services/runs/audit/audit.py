@@ -12,6 +12,7 @@ from gspo_services.broker.store import (
     NoLedger,
     OtherSchema,
     ReaderGaveWay,
+    StoreCorrupt,
     has_content,
     read_evidence,
     reading,
@@ -86,7 +87,7 @@ def _audit_rows(directory: Path, findings: Findings, evidence: Evidence, checkpo
             archives.check_files()
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        except (sqlite3.DatabaseError, StoreCorrupt, UnicodeDecodeError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                 raise
             findings.add("database damaged", f"it cannot be read to its end: {error}")

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -13,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
+from gspo_services.broker.store.schema import row_checksum
 from gspo_services.cli.main import main
 from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup.backup import back_up
@@ -20,6 +24,7 @@ from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged
 from gspo_services.runs.backup.restore import restore
 from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError, ServiceError
 from tests.fuzz.scratch import scratch
+from tests.support.broker.archiving import Archiving, archived
 from tests.support.processes.small_run import write_small_run
 from tests.support.runs.backups import nothing
 from tests.support.runs.hostile_backups import SECRET, bytes_read, contents, declared_bytes, make_hostile, opened_in
@@ -176,3 +181,23 @@ def test_a_backup_of_a_hole_is_not_read_and_needs_its_room(good: Path, tmp_path:
     (backup / MANIFEST).write_text(json.dumps(plain))
     with pytest.raises(NoRoomError, match=r"the backup has 4,194,304\.\d MiB"):
         restore(backup, tmp_path / "again", None, nothing)
+
+
+@pytest.mark.parametrize("table", ["archives", "additions"])
+def test_a_ledger_names_no_file_outside_its_run(table: str, victim: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_small_run(run)
+    Archiving(run).until(lambda: bool(archived(run)))
+    back_up(run, tmp_path / "before", nothing)
+    with closing(sqlite3.connect(run / LEDGER_FILE, isolation_level=None)) as connection:
+        if table == "additions":
+            connection.execute("INSERT INTO additions VALUES (1, 's', 'x', 'd', 2, 1, 0, 0)")
+        connection.execute(f"UPDATE {table} SET name = ?", (f"../../{victim.name}/secret",))
+        *values, _ = connection.execute(f"SELECT * FROM {table}").fetchone()
+        connection.execute(f"UPDATE {table} SET checksum = ?", (row_checksum(table, tuple(values)),))
+    with opened_in(victim) as was_opened:
+        with pytest.raises(StoreCorrupt, match=rf"a row of {table} cannot be read: .* regex .* at `.*name`"):
+            back_up(run, tmp_path / "backups", nothing)
+        assert not audit_run(run).clean
+        assert not was_opened()
+    assert not list((tmp_path / "backups").iterdir())

@@ -42,6 +42,13 @@ def test_directories_of_one_name_are_told_apart_and_changed_weights_are_another_
     assert scored_models(Settings(), [one], [])[0].identity != before.identity
 
 
+def test_pickles_are_no_weights(tmp_path: Path, chat_model: Path) -> None:
+    path = model(tmp_path / "m", chat_model)
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ConfigurationError, match=r"no weights \(\*.safetensors\); pickles .* are not read: `gspo check`"):
+        scored_models(Settings(), [path], [])
+
+
 def test_without_a_model_the_starting_one_is_scored(tmp_path: Path, chat_model: Path) -> None:
     path = model(tmp_path / "m", chat_model)
     assert [each.label for each in scored_models(settings(tmp_path / "run", path), [], [])] == ["m"]
