@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,8 @@ from typing import Any, Final
 from gspo_services.prepare.check.situation import Situation
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.log_files import read_end
+from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.tasks.environments import READING
 from gspo_services.tasks.supervised import BadMessage, BlockingProcess
 
 MOST_REPORT_BYTES: Final = 4 * 2**20
@@ -67,7 +70,7 @@ class CodeWorker:
                 body = self._process.receive(patience_s)
                 patience_s, num_bytes = silence_s, num_bytes + len(body)
                 if num_bytes <= MOST_REPORT_BYTES:
-                    parts.append(_part(body))
+                    self._take(parts, _part(body))
         except TimeoutError:
             end = f"not done after {patience_s:g} s"
         except BadMessage as error:
@@ -80,6 +83,12 @@ class CodeWorker:
         begun = [str(part["what"]) for part in parts if part.get("part") == "begins"]
         text = read_end(self._said, MOST_SAID).strip()
         return CodeReport(parts=parts, end=f"{begun[-1]}: {end}" if end and begun else end, said=text)
+
+    def _take(self, parts: list[Mapping[str, Any]], part: Mapping[str, Any]) -> None:
+        if part.get("part") != READING:
+            parts.append(part)
+            return
+        sys.stderr.write(one_line(f"reading {part.get('path')}: {part.get('num_rows')} rows so far") + "\n")
 
     def close(self) -> None:
         """End it, and whatever it has started and written. A second call does nothing."""

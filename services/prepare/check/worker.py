@@ -35,6 +35,7 @@ from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, flatten
 from gspo_services.shared.settings import Settings
 from gspo_services.tasks.environments import (
+    READING,
     ComparesAnswers,
     MixedTasks,
     create_environment,
@@ -62,7 +63,12 @@ def main() -> int:
         return 1  # The parent is gone.
     frames.listen(lambda _: None)
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    def only_progress(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if event["event"] == READING:
+            frames.send({"part": READING, "path": event["path"], "num_rows": event["num_rows"]})
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[only_progress], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     settings = Settings.model_validate(request["settings"])
     open_all(settings, Path(request["folder"]), frames.send)
     return 0

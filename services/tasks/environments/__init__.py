@@ -33,11 +33,12 @@ from gspo_services.tasks.environments.scoring import (
     through_the_door,
 )
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
-from gspo_services.tasks.environments.sources import MixedTasks, as_mapping, column_of, files_of, rows_of
+from gspo_services.tasks.environments.sources import READING, MixedTasks, as_mapping, column_of, files_of, rows_of
 
 __all__ = [
     "ENVIRONMENTS",
     "LAST_MESSAGE",
+    "READING",
     "TASK_SETS",
     "TOOLS",
     "AnswerForms",

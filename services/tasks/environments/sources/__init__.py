@@ -5,6 +5,7 @@ from gspo_services.tasks.environments.sources.files import as_mapping, row_at, r
 from gspo_services.tasks.environments.sources.filters import RowFilter
 from gspo_services.tasks.environments.sources.identity import without_place
 from gspo_services.tasks.environments.sources.mixture import (
+    READING,
     MixedTasks,
     OnBadRow,
     RowPlace,
@@ -18,6 +19,7 @@ from gspo_services.tasks.environments.sources.packing import UTF8_MARK
 from gspo_services.tasks.environments.sources.shards import files_of
 
 __all__ = [
+    "READING",
     "UTF8_MARK",
     "MixedTasks",
     "OnBadRow",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -24,6 +25,9 @@ from gspo_services.tasks.environments.sources.identity import (
 from gspo_services.tasks.environments.sources.shards import EXPECTED, label_of
 
 log = structlog.get_logger(__name__)
+READING: Final = "dataset_reading"
+"""The event of a file that takes long."""
+SAID_S: Final = 5.0
 
 OnBadRow = Literal["error", "skip"]
 """A row that cannot be used stops the run, or is counted and left out."""
@@ -151,7 +155,11 @@ class MixedTasks:
         """
         mark, adding, reading = self._known.mark(), _Adding(), self._reading
         try:
-            for file, place, record in rows_of(path, reading.split):
+            said = time.monotonic()
+            for number, (file, place, record) in enumerate(rows_of(path, reading.split)):
+                if time.monotonic() - said > SAID_S:
+                    said = time.monotonic()
+                    log.info(READING, path=str(file), num_rows=number)
                 try:
                     self._take(adding, record, RowPlace(file, place), require)
                 except ValueError as error:

@@ -110,7 +110,7 @@ def _shards(folder: Path) -> list[Path]:
 
 def _of_split(files: Sequence[Path], split: Split, folder: Path) -> list[Path]:
     """The files of a split where their names tell it; all of them where there is nothing to tell apart."""
-    names = _names_of_split([each.name for each in files], split, folder, "files")
+    names = set(_names_of_split([each.name for each in files], split, folder, "files"))
     return [each for each in files if each.name in names]
 
 

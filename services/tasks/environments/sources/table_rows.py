@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 ROWS_AT_ONCE: Final = 1024
+CELLS_AT_ONCE: Final = 1 << 18
+"""Each becomes an object of Python: some tens of megabytes, however many columns there are."""
 
 
 def parquet_rows(path: Path) -> Iterator[FoundRow]:
@@ -24,7 +26,7 @@ def parquet_rows(path: Path) -> Iterator[FoundRow]:
     _require_no_pointer(path)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            yield from _batched(path, file.iter_batches(batch_size=ROWS_AT_ONCE))
+            yield from _batched(path, file.iter_batches(batch_size=_rows_at_once(len(file.schema.names))))
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
 
@@ -44,9 +46,15 @@ def arrow_rows(path: Path) -> Iterator[FoundRow]:
 def _batched(path: Path, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[FoundRow]:
     number = 0
     for batch in batches:
-        for record in batch.to_pylist():
-            number += 1
-            yield FoundRow(path, f"row {number}", record)
+        step = _rows_at_once(batch.num_columns)
+        for start in range(0, batch.num_rows, step):
+            for record in batch.slice(start, step).to_pylist():
+                number += 1
+                yield FoundRow(path, f"row {number}", record)
+
+
+def _rows_at_once(num_columns: int) -> int:
+    return max(1, min(ROWS_AT_ONCE, CELLS_AT_ONCE // max(1, num_columns)))
 
 
 def _require_no_pointer(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -61,7 +62,7 @@ def csv_rows(path: Path, delimiter: str = ",") -> Iterator[FoundRow]:
         csv.field_size_limit(max(csv.field_size_limit(), MAX_FIELD_CHARS))
         text = (line.decode("utf-8", "surrogateescape") for line in file.lines())
         reader = csv.reader(text, delimiter=delimiter, strict=True)
-        header: list[str] | None = None
+        header, shown = None, ""
         while True:
             line = reader.line_num + 1
             try:
@@ -75,8 +76,9 @@ def csv_rows(path: Path, delimiter: str = ",") -> Iterator[FoundRow]:
                 ) from error
             if header is None:
                 header = _header(path, fields)
+                shown = ", ".join(header)[:300]  # Once: there may be as many bad rows as columns.
             elif fields:
-                yield FoundRow(path, f"line {line}", _record(header, fields))
+                yield FoundRow(path, f"line {line}", _record(header, fields, shown))
         if header is None:
             raise ValueError(f"{path} is empty: expected a line with the names of the columns, and rows")
 
@@ -118,7 +120,8 @@ def _array(path: Path, content: bytes) -> list[msgspec.Raw]:
 def _header(path: Path, fields: list[str]) -> list[str]:
     """The names of the columns. Raises: ValueError."""
     names = [name.strip() for name in fields]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    number = Counter(names)
+    twice = next((name for name in names if number[name] > 1), None)
     if twice is not None:
         raise ValueError(f'{path}: two columns are called "{twice[:100]}": rename one in its first line')
     if (fault := _not_utf8(names)) is not None:
@@ -126,11 +129,11 @@ def _header(path: Path, fields: list[str]) -> list[str]:
     return names
 
 
-def _record(header: Sequence[str], fields: Sequence[str]) -> dict[str, str] | ValueError:
+def _record(header: Sequence[str], fields: Sequence[str], shown: str) -> dict[str, str] | ValueError:
     if len(fields) != len(header):
         return ValueError(
-            f"it has {len(fields)} fields, and the first line names {len(header)} ({', '.join(header)[:300]}): quote a "
-            "field that holds a comma"
+            f"it has {len(fields)} fields, and the first line names {len(header)} ({shown}): quote a field that holds a "
+            "comma"
         )
     fault = _not_utf8(fields)
     return dict(zip(header, fields, strict=True)) if fault is None else ValueError(fault)
