@@ -72,17 +72,17 @@ def remove_leftovers(parent: Path) -> None:
             shutil.rmtree(leftover)
 
 
-def publish_directory(partial: Path, destination: Path) -> None:
+def publish_directory(partial: Path, destination: Path, *, replace: bool = True) -> None:
     """Flush every file of ``partial`` to disk, then rename it to ``destination``.
 
-    An existing ``destination`` is replaced, and removed after that: only for an instant neither is there. Raises: OSError;
-    a full disk does so while the former one still stands.
+    An existing ``destination`` is replaced, and removed after that: only for an instant neither is there. Without
+    ``replace`` it may only be empty. Raises: OSError; a full disk does so while the former one still stands.
     """
     for directory, _, files in os.walk(partial):
         for name in files:
             flush_file(Path(directory) / name)
         flush_file(Path(directory))
-    former = _set_aside(destination) if destination.exists() else None
+    former = _set_aside(destination) if replace and destination.exists() else None
     partial.rename(destination)
     flush_file(destination.parent)
     if former is not None:

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from gspo_services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
-from gspo_services.shared.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, ConfigurationError, DiskDamageError
+from gspo_services.shared.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, ConfigurationError, DiskDamageError, OccupiedError
+from gspo_services.shared.runtime.operations import operation_on
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import several_brokers_in
 
@@ -18,8 +19,9 @@ def accept_loss_command(directory: Path) -> int:
     if reason := several_brokers_in(directory):
         raise ConfigurationError(reason)
     try:
-        accepted = accept_loss(directory / LEDGER_FILE)
-    except (StoreUnavailable, OSError, sqlite3.OperationalError) as error:
+        with operation_on(directory, "accept-loss", alone=True):
+            accepted = accept_loss(directory / LEDGER_FILE)
+    except (StoreUnavailable, OccupiedError, OSError, sqlite3.OperationalError) as error:
         print(one_line(f"gspo accept-loss: {error}"), file=sys.stderr)
         return EXIT_FAILED
     except DiskDamageError as error:

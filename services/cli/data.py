@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from gspo.files import flush_file
+from gspo.files import flush_file, partial_path
 from gspo_services.broker.refresh import INCOMING, REFUSED, read_additions
 from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from gspo_services.shared.runtime.logs import quiet_logs
+from gspo_services.shared.runtime.operations import only_operation, operation_on
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import read_run_settings
 from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
@@ -52,9 +52,12 @@ def data_command(words: Sequence[str]) -> int:
         print(f"{file}: its {known.num_tasks} tasks were added before, as addition {known.number}")
         return 0
     number = tasks.add(file)
-    incoming = _hand_in(directory, file, "" if source == names[0] else source)
-    print(f"{file}: {number} tasks for source {source}, on their way", flush=True)
-    return _wait(directory, incoming, digest, arguments.wait)
+    incoming = directory / INCOMING / ("" if source == names[0] else source) / file.name
+    way_out = "wait for it, or give the file another name"
+    with operation_on(directory, "data add"), only_operation(incoming, "data add", way_out):
+        _hand_in(file, incoming, digest)
+        print(f"{file}: {number} tasks for source {source}, on their way", flush=True)
+        return _wait(directory, incoming, digest, arguments.wait)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,20 +95,22 @@ def _additions(directory: Path) -> list[AdditionRow]:
         return Reader(directory / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
 
 
-def _hand_in(directory: Path, file: Path, source: str) -> Path:
-    """Copy the file to where the broker looks; it appears whole or not at all."""
-    folder = directory / INCOMING / source
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{os.getpid()}-{file.name}"
+def _hand_in(file: Path, incoming: Path, digest: str) -> None:
+    """Copy the file to where the broker looks; it appears whole or not at all. Raises: ValueError for another file of that
+    name that the broker has not taken yet; OSError."""
+    if incoming.exists():
+        with suppress(FileNotFoundError):  # The broker has just taken it.
+            if file_digest(incoming) == digest:
+                return
+            raise ValueError(f"{incoming} is another file, on its way: start the broker, which takes it, or rename {file}")
+    partial = partial_path(incoming)
     try:
         shutil.copyfile(file, partial)
         flush_file(partial)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    path = folder / file.name
-    partial.rename(path)
-    return path
+    partial.rename(incoming)
 
 
 def _wait(directory: Path, incoming: Path, digest: str, wait_s: float) -> int:

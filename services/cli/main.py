@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 from gspo_services.cli.command_line import PROCESSES, command_line
 from gspo_services.cli.completion import completion_script
 from gspo_services.cli.tool import lacking
-from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, ConfigurationError
+from gspo_services.shared.runtime.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    ConfigurationError,
+    OccupiedError,
+)
 from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.runtime.private_files import keep_private
@@ -54,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"gspo {words[0]}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except (ConfigurationError, ValueError, OSError) as error:
+    except (ConfigurationError, OccupiedError, ValueError, OSError) as error:
         print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
-        return EXIT_CONFIGURATION
+        return EXIT_FAILED if isinstance(error, OccupiedError) else EXIT_CONFIGURATION
 
 
 def _dispatch(words: list[str]) -> int:

@@ -37,7 +37,7 @@ def test_a_backup_that_is_ended_is_none_and_the_next_one_removes_what_a_killed_o
     assert list(run.glob(".*")) == []
 
 
-@pytest.mark.parametrize("place", ["copy_and_digest", "rewrite_ledger"])
+@pytest.mark.parametrize("place", ["ForeignTree.copy", "rewrite_ledger"])
 def test_a_restored_run_is_there_whole_or_not_at_all(place: str, tmp_path: Path) -> None:
     write_small_run(tmp_path / "run")
     assert main(["backup", str(tmp_path / "run"), str(tmp_path / "backups")]) == 0

@@ -18,7 +18,6 @@ import msgspec
 from gspo.files import (
     discard_directory,
     make_partial_directory,
-    only_writer,
     publish_directory,
     remove_leftovers,
 )
@@ -47,6 +46,7 @@ from gspo_services.runs.backup.manifest import (
 )
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError, is_for_want_of_room
 from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree
+from gspo_services.shared.runtime.operations import only_operation, operation_on
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
 _BLOCK: Final = 1 << 20
@@ -62,10 +62,9 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     if (directory / LEDGER_FILE).is_file():
         # The copy gets its own mark, which must not hide what is missing here.
         require_whole(directory / LEDGER_FILE)
-    destination.mkdir(parents=True, exist_ok=True)
-    busy = ServiceError(f"another `gspo backup` is writing to {destination}: wait for it, or name another directory")
+    way_out = "wait for it, or name another directory"
     # Another one would take what is being written for a leftover.
-    with only_writer(destination, busy):
+    with only_operation(destination, "backup", way_out, inside=True), operation_on(directory, "backup"):
         return _back_up(directory, destination, say)
 
 

@@ -3,7 +3,6 @@
 Hard links hold the checkpoints during the copy, because the learner removes old ones.
 """
 
-import errno
 import os
 import shutil
 import sqlite3
@@ -18,6 +17,7 @@ from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_da
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.runs.backup.manifest import CHECKPOINTS
 from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.operations import is_under_way, operation_on
 
 _HELD: Final = ".backup-"
 _ATTEMPTS: Final = 5
@@ -43,20 +43,19 @@ def held_checkpoints(directory: Path) -> Iterator[Path]:
     """Make a directory for links on the file system of the checkpoints, to which ``checkpoints`` may be a link. Yield
     ``directory`` itself where nobody can write: on a snapshot, or a copy, that is mounted read-only."""
     beside = (directory / CHECKPOINTS).resolve().parent
-    held = beside / f"{_HELD}{os.getpid()}"
-    try:
+    with operation_on(beside, "backup") as name:
+        if not name:
+            yield directory
+            return
         for left in beside.glob(f"{_HELD}*"):
-            shutil.rmtree(left)
+            if not is_under_way(beside, left.name.removeprefix(_HELD)):
+                shutil.rmtree(left)
+        held = beside / f"{_HELD}{name}"
         (held / CHECKPOINTS).mkdir(parents=True)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        yield directory
-        return
-    try:
-        yield held
-    finally:
-        shutil.rmtree(held)
+        try:
+            yield held
+        finally:
+            shutil.rmtree(held)
 
 
 def copy_ledger(directory: Path, held: Path, partial: Path, say: Say) -> list[Checkpoint]:

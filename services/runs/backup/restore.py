@@ -26,7 +26,6 @@ from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.runs.backup.backup import all_or_nothing
 from gspo_services.runs.backup.manifest import (
     CHECKPOINTS,
-    MANIFEST,
     BackupDamaged,
     BackupFile,
     BackupManifest,
@@ -35,6 +34,7 @@ from gspo_services.runs.backup.manifest import (
 )
 from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError
 from gspo_services.shared.runtime.foreign import ForeignError, ForeignTree
+from gspo_services.shared.runtime.operations import only_operation
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
 OF_THE_LEARNER: Final = (CHECKPOINTS, SCORES_DIRECTORY)
@@ -53,27 +53,34 @@ def restore(
 
     Raises: ConfigurationError, BackupDamaged, NoRoomError, StoreCorrupt, OSError.
     """
-    for each in (directory, learner):
-        if each is not None and each.exists() and (not each.is_dir() or any(each.iterdir())):
-            raise ConfigurationError(f"{each} is not empty: restore into a new directory, or move it away first")
+    _require_new(directory, learner)
     if learner is not None:
         _require_apart(directory.resolve(), learner.resolve())
     backup, manifest = _chosen(source, batch)
     files = {name: file for name, file in manifest.files.items() if batch is None or not is_newer(name, batch)}
     _require_whole(backup, files)
     _require_room(learner or directory, sum(file.num_bytes for file in files.values()))
-    say(f"restoring {backup}")
-    with _made(directory, learner) as partial:
-        _copy(backup, files, partial, say)
-        forget_commits(partial)
-        checkpoint = _newest_checkpoint(partial)
-        rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
-        _set_directory(partial / SETTINGS_FILE, directory)
-        with refusing_damage(partial / LEDGER_FILE):
-            rewrite_ledger(partial / LEDGER_FILE, run_id=uuid.uuid4().hex[:12], rewind_to=rewind_to)
-        _after_the_ledger(partial, rewound=batch is not None)
-        (partial / MANIFEST).unlink(missing_ok=True)
+    with ExitStack() as owning:
+        for each in filter(None, (directory, learner)):
+            owning.enter_context(only_operation(each, "restore", "wait for it, or restore into another directory"))
+        _require_new(directory, learner)
+        say(f"restoring {backup}")
+        with _made(directory, learner) as partial:
+            _copy(backup, files, partial, say)
+            forget_commits(partial)
+            checkpoint = _newest_checkpoint(partial)
+            rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
+            _set_directory(partial / SETTINGS_FILE, directory)
+            with refusing_damage(partial / LEDGER_FILE):
+                rewrite_ledger(partial / LEDGER_FILE, run_id=uuid.uuid4().hex[:12], rewind_to=rewind_to)
+            _after_the_ledger(partial, rewound=batch is not None)
     return manifest
+
+
+def _require_new(directory: Path, learner: Path | None) -> None:
+    for each in filter(None, (directory, learner)):
+        if each.exists() and (not each.is_dir() or any(each.iterdir())):
+            raise ConfigurationError(f"{each} is not empty: restore into a new directory, or move it away first")
 
 
 def _require_apart(directory: Path, learner: Path) -> None:
@@ -97,8 +104,8 @@ def _made(directory: Path, learner: Path | None) -> Iterator[Path]:
             for name in OF_THE_LEARNER:
                 (partial / name).unlink()
                 (partial / name).symlink_to(learner.resolve() / name)
-            publish_directory(of_learner, learner)
-        publish_directory(partial, directory)
+            publish_directory(of_learner, learner, replace=False)
+        publish_directory(partial, directory, replace=False)
 
 
 def _chosen(source: Path, batch: int | None) -> tuple[Path, BackupManifest]:

@@ -37,6 +37,7 @@ from gspo_services.shared.runtime.errors import (
     tell,
 )
 from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.operations import only_operation, operation_on
 from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.settings import Settings, load_settings
 
@@ -152,10 +153,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     models = scored_models(settings, arguments.model, arguments.checkpoint)
     terms = chosen_sets(settings, arguments.only, _changes(arguments))
     sets = [open_set(_without_a_run(settings, out), name, each) for name, each in terms.items()]
-    results = [result for model in models for result in _score(model, sets, out)]
-    lines = [json.dumps(line) for result in results for line in result.lines()]
-    replace_file(out / RESULTS_FILE, "\n".join(lines) + "\n")
-    write_picture(results, out / PLOT_FILE)
+    with ExitStack() as owning:
+        owning.enter_context(only_operation(out, "eval", "let it end, or name another directory with --out"))
+        if arguments.checkpoint:
+            owning.enter_context(operation_on(settings.run.directory, "eval"))
+        results = [result for model in models for result in _score(model, sets, out)]
+        lines = [json.dumps(line) for result in results for line in result.lines()]
+        replace_file(out / RESULTS_FILE, "\n".join(lines) + "\n")
+        write_picture(results, out / PLOT_FILE)
     console = PlainConsole()
     console.print(results_table(results))
     for line in cost_lines(results):

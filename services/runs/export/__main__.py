@@ -24,6 +24,7 @@ from gspo_services.shared.runtime.errors import (
     NoRoomError,
     ServiceError,
 )
+from gspo_services.shared.runtime.operations import operation_on
 from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 from gspo_services.shared.settings import Settings, load_settings, override_settings, read_run_settings
@@ -113,7 +114,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
     require_free(destination)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    with ExitStack() as hold:
+    with operation_on(directory, "export"), ExitStack() as hold:
         for attempt in range(_ATTEMPTS):
             path = directory / "checkpoints" / choice.checkpoint.name
             try:

@@ -10,12 +10,13 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from gspo.files import flush_file, make_partial_directory, only_writer, partial_path
+from gspo.files import make_partial_directory, publish_directory
 from gspo_services.learner.export import write_model
 from gspo_services.learner.weights import DTYPES
 from gspo_services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
 from gspo_services.runs.export.weights import CheckpointWeights
 from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
+from gspo_services.shared.runtime.operations import only_operation
 
 CARD = "README.md"
 _SPARE_BYTES = 16 << 20
@@ -90,7 +91,7 @@ def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
             # Before the other files: the starting model may have a README.md, which says nothing about these weights.
             (partial / CARD).write_text(card, encoding="utf-8")
             yield partial
-            _publish(partial, destination)
+            publish_directory(partial, destination, replace=False)
     except (OSError, SafetensorError) as error:
         problem = NoRoomError if is_for_want_of_room(error) else ServiceError
         raise problem(
@@ -101,26 +102,13 @@ def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
 @contextmanager
 def _partial(destination: Path) -> Iterator[Path]:
     """Yield an empty directory beside ``destination`` that nobody else writes to and that is removed afterwards."""
-    path = partial_path(destination)
-    busy = ConfigurationError(f"another `gspo export` is writing {destination}: wait for it, or use --to")
-    if path.exists():
-        with only_writer(path, busy):
-            pass  # A killed export left it.
-    make_partial_directory(destination)
-    try:
-        with only_writer(path, busy):
+    with only_operation(destination, "export", "wait for it, or use --to"):
+        require_free(destination)
+        path = make_partial_directory(destination)
+        try:
             yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _publish(partial: Path, destination: Path) -> None:
-    """Publish; unlike ``publish_directory`` it replaces nothing: a rename onto a non-empty directory fails."""
-    for path in partial.rglob("*"):
-        flush_file(path)
-    flush_file(partial)
-    partial.rename(destination)
-    flush_file(destination.parent)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _require_room(destination: Path, num_bytes: int) -> None:

@@ -20,6 +20,7 @@ from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.operations import only_operation, operation_on
 from gspo_services.shared.runtime.output import begin_command, protect_result
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import (
@@ -84,14 +85,16 @@ def replay_command(words: Sequence[str]) -> int:
             _train(plan)
             return 0
         ranks = ranks_of(plan.settings.learner, _num_gpus())
-        _prepare(plan, arguments.from_checkpoint)
-        if ranks > 1:
-            status = run_ranks("gspo_services.runs.replay", words, ranks)
-            if status:
-                return status
-        else:
-            _train(plan)
-        return _verdict(plan)
+        way_out = "wait for it, or name another directory with --out"
+        with operation_on(plan.source, "replay"), only_operation(plan.out, "replay", way_out):
+            _prepare(plan, arguments.from_checkpoint)
+            if ranks > 1:
+                status = run_ranks("gspo_services.runs.replay", words, ranks)
+                if status:
+                    return status
+            else:
+                _train(plan)
+            return _verdict(plan)
     except (ConfigurationError, NoLedger) as error:
         sys.stderr.write(indented_lines(f"gspo replay: {error}") + "\n")
         return EXIT_CONFIGURATION

@@ -2,8 +2,8 @@
 
     python -m tests.support.processes.standing PLACE NUMBER ENTRY WORDS...
 
-PLACE and ENTRY are "module:function". After the NUMBER-th call of PLACE the command says STANDS on standard error, and goes
-on when its standard input ends.
+PLACE and ENTRY are "module:function"; PLACE may be "module:Class.method". After the NUMBER-th call of PLACE the command says
+STANDS on standard error, and goes on when its standard input ends.
 """
 
 import importlib
@@ -39,8 +39,11 @@ def standing(place: str, number: int, *words: str, entry: str = MAIN) -> Iterato
 
 
 def _main(place: str, number: str, entry: str, *words: str) -> int:
-    module, _, name = place.partition(":")
-    home = importlib.import_module(module)
+    module, _, names = place.partition(":")
+    *outer, name = names.split(".")
+    home: Any = importlib.import_module(module)
+    for each in outer:
+        home = getattr(home, each)
     plain, left = getattr(home, name), [int(number)]
 
     def stands(*arguments: Any, **named: Any) -> Any:

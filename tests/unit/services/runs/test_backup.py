@@ -83,7 +83,7 @@ def test_two_backups_at_once_do_not_take_each_other_for_leftovers(run: Path, tmp
 
     def say(line: str) -> None:
         if not refused:
-            with pytest.raises(ServiceError, match=r"another `gspo backup` is writing to .*backups: wait") as caught:
+            with pytest.raises(ServiceError, match=r"another `gspo backup` of .* is writing to .*backups: wait") as caught:
                 back_up(run, tmp_path / "backups", nothing)
             refused.append(caught)
 
@@ -91,6 +91,29 @@ def test_two_backups_at_once_do_not_take_each_other_for_leftovers(run: Path, tmp
     assert refused
     back_up(run, tmp_path / "backups", nothing)
     assert [manifest.number for _, manifest in list_backups(tmp_path / "backups")] == [1, 2]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_backups_to_two_places_hold_the_checkpoints_each_for_itself(number: int, run: Path, tmp_path: Path) -> None:
+    """The second one begins and ends while the first copies its ``number``-th checkpoint."""
+    train_on(run, first=1, last=4, checkpoint_at=4)
+    seen: set[str] = set()
+
+    def say(line: str) -> None:
+        name = line.split("/")[1] if line.startswith("checkpoints/version") else ""
+        if name and name not in seen and len(seen) == number - 1:
+            back_up(run, tmp_path / "second", nothing)
+            # What the learner removes meanwhile is held.
+            shutil.rmtree(run / "checkpoints" / "version-0000000002-batch-0000000001", ignore_errors=True)
+        seen.update([name] if name else [])
+
+    first, manifest = back_up(run, tmp_path / "first", say)
+    assert manifest.positions == [1, 4]
+    for path in (first, list_backups(tmp_path / "second")[0][0]):
+        checkpoints = {name.split("/")[1] for name in list_backups(path)[0][1].files if "/version-" in name}
+        assert len(checkpoints) == 2
+        restore(path, tmp_path / f"{path.parent.name}-again", None, nothing)
+    assert not [*run.glob(".backup-*"), *run.glob(".operation-*")]
 
 
 def test_a_backup_comes_back_in_another_directory_and_trains_on(run: Path, tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def test_the_broker_gets_the_file_and_the_second_delivery_adds_nothing(
     for _ in range(2):
         assert data_command(add) == 0
         assert len(run.incoming()) == 1
+    other = written(tmp_path / "elsewhere" / "more.jsonl", 12)
+    with pytest.raises(ValueError, match=r"more.jsonl is another file, on its way: start the broker"):
+        data_command(["add", str(run.directory), str(other), "--wait", "0"])
     run.take()
     assert data_command(add) == 0
     assert "added before, as addition 1" in capsys.readouterr().out

@@ -1,11 +1,9 @@
 """``gspo export`` on the files of a run: what it writes, and what it refuses."""
 
-import fcntl
 import json
-import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from gspo_services.runs.export.__main__ import export_command
 from gspo_services.runs.export.weights import CheckpointWeights
 from gspo_services.runs.export.writer import write_export
+from gspo_services.shared.runtime.operations import only_operation
 from gspo_services.shared.settings.run_settings import write_run_settings
 from gspo_services.shared.settings.sections import EnvironmentSection, Model, Run, Settings
 from tests.support.learner.tiny_model import save_tiny_model, tiny_qwen3_moe
@@ -205,25 +204,15 @@ def test_weights_that_the_ledger_does_not_know_are_refused(
     assert export_command([str(run)]) == 0
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def test_what_a_killed_export_left_is_replaced_and_a_live_one_is_left_alone(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left = tmp_path / ".partial-model"
     left.mkdir()
     (left / "shard-0.tmp").write_bytes(b"half")
-    with locked(left):
-        assert export_command([str(run), "--to", str(tmp_path / "model")]) == 2
-        assert "another `gspo export` is writing" in capsys.readouterr().err
+    with only_operation(tmp_path / "model", "export", ""):
+        assert export_command([str(run), "--to", str(tmp_path / "model")]) == 1
+        assert re.search(r"another `gspo export` of .* is writing to .*/model: wait", capsys.readouterr().err)
         assert (left / "shard-0.tmp").read_bytes() == b"half"
     assert export_command([str(run), "--to", str(tmp_path / "model")]) == 0
     assert not left.exists()
