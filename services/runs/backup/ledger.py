@@ -3,6 +3,7 @@
 Hard links hold the checkpoints during the copy, because the learner removes old ones.
 """
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -44,14 +45,17 @@ def held_checkpoints(directory: Path) -> Iterator[Path]:
     ``directory`` itself where nobody can write: on a snapshot, or a copy, that is mounted read-only."""
     beside = (directory / CHECKPOINTS).resolve().parent
     with operation_on(beside, "backup") as name:
-        if not name:
+        held = beside / f"{_HELD}{name}"
+        try:
+            for left in beside.glob(f"{_HELD}*"):
+                if not is_under_way(beside, left.name.removeprefix(_HELD)):
+                    shutil.rmtree(left)
+            (held / CHECKPOINTS).mkdir(parents=True)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
             yield directory
             return
-        for left in beside.glob(f"{_HELD}*"):
-            if not is_under_way(beside, left.name.removeprefix(_HELD)):
-                shutil.rmtree(left)
-        held = beside / f"{_HELD}{name}"
-        (held / CHECKPOINTS).mkdir(parents=True)
         try:
             yield held
         finally:

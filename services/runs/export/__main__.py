@@ -194,6 +194,8 @@ def _published(directory: Path, settings: Settings, choice: ChosenCheckpoint) ->
 
 
 def _require_outside(destination: Path, checkpoints: Path) -> None:
+    if destination.resolve() == checkpoints.with_name("export").resolve():
+        raise ConfigurationError(f"{destination} is where the run's learner exports: choose another directory")
     if destination.resolve().is_relative_to(checkpoints.resolve()):
         raise ConfigurationError(
             f"{destination} is among the run's checkpoints, which the learner removes: choose another directory"

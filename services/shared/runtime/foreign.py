@@ -133,10 +133,10 @@ class ForeignTree:
 
 
 def belongs_to_model(path: Path, model_dir: Path) -> bool:
-    """Whether a file of a model's folder is in that folder, or in the store of the hub's cache that its links lead to."""
-    folder, real = model_dir.resolve(), path.resolve()
-    store = folder.parents[1] / "blobs" if len(folder.parts) > 2 and folder.parent.name == "snapshots" else folder
-    return real.is_file() and (real.is_relative_to(folder) or real.is_relative_to(store))
+    """Whether a file of a model's folder is in that folder, or in a store of the hub's cache, to which downloads link."""
+    real = path.resolve()
+    is_stored = real.parent.name == "blobs" and real.parents[1].name.startswith("models--")
+    return real.is_file() and (is_stored or real.is_relative_to(model_dir.resolve()))
 
 
 def _blocks(file: FileIO, num_bytes: int) -> Iterator[bytes]:

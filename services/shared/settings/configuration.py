@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.foreign import belongs_to_model
 from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.runtime.user_modules import USERS_FOLDER
 from gspo_services.shared.settings.folder import placed, with_paths
@@ -250,6 +251,13 @@ def require_model(path: Path) -> None:
             f"model.path is {path}: there is no config.json. It must be a Hugging Face model directory; a relative path "
             f"starts at the folder of the configuration file; {way_to_model(path)}"
         )
+    # An export copies them: better said now than when the run has ended.
+    for file in path.iterdir():
+        if file.is_symlink() and file.suffix != ".safetensors" and file.is_file() and not belongs_to_model(file, path):
+            raise ConfigurationError(
+                f"model.path is {path}: {file.name} is a link out of it, and would be published with exports: copy the file "
+                "there, or remove it"
+            )
 
 
 def model_config(directory: Path) -> dict[str, Any]:

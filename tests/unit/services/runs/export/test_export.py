@@ -224,6 +224,7 @@ def test_errors_name_the_way_out(run: Path, tmp_path: Path, start: Path, capsys:
         assert export_command(list(words)) == 2
         return capsys.readouterr().err
 
+    assert "is where the run's learner exports" in refused(str(run), "--to", str(run / "export"))
     assert "there is no such run" in refused(str(tmp_path / "nothing"))
     assert "settings.json: missing" in refused(str(tmp_path))
     assert "name its directory on this machine with --model DIR" in refused(str(run), "--model", str(tmp_path))

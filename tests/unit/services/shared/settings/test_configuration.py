@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gspo.settings import Objective
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings.configuration import load_configuration, load_settings
+from gspo_services.shared.settings.configuration import load_configuration, load_settings, require_model
 from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.keys import REMOVED, RENAMED, all_keys
 from gspo_services.shared.settings.run_settings import read_run_settings, write_run_settings
@@ -546,3 +546,19 @@ def test_the_settings_that_a_broker_writes_are_those_that_others_read(tmp_path: 
     assert again == settings
     assert (again.objective.advantage, again.objective.log_ratio_clamp) == ("turn", 5.0)
     assert run_fingerprint(again) == run_fingerprint(settings)
+
+
+def test_a_model_whose_files_lead_out_of_it_is_refused_before_the_run_and_not_after_it(tmp_path: Path) -> None:
+    model, store = tmp_path / "model", tmp_path / "cache" / "models--a--b" / "blobs"
+    model.mkdir()
+    store.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (store / "5e").write_text("{}")
+    (tmp_path / "weights").write_text("")
+    (model / "tokenizer.json").symlink_to(store / "5e")
+    (model / "model.safetensors").symlink_to(tmp_path / "weights")
+    require_model(model)
+    (tmp_path / "secret").write_text("")
+    (model / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigurationError, match=r"notes.txt is a link out of it, and would be published"):
+        require_model(model)
