@@ -8,7 +8,7 @@ applied to one parameter at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from gspo.model.lora import AdaptedWeight, adapted_weights, is_lora, lora_name, merged, plain_name
-from gspo.model.serving_layout import ServedParameter, ServingLayout
-from gspo.moe.expert_layout import transformers_name
+from gspo.model.serving_layout import ServedParameter, ServingLayout, stacks_experts
+from gspo.moe.expert_layout import whole_of
 from gspo.moe.mixture import FLOAT32_ROUTERS
 
 Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
@@ -68,20 +68,33 @@ def served_parameters(
     """
     layout, types = layout or ServingLayout(model), ServedTypes(model, dtype)
     adapters = adapted_weights(model) if with_adapters else {}
-    for name, value in served_values(model):
+    for name, parts in served_values(model):
         yield from served_parameter(
-            name, value, layout, adapters.get(name), gathered=gathered, emit=emit, dtype=types.of(name, value)
+            name, parts, layout, adapters.get(name), gathered=gathered, emit=emit, dtype=types.of(name, parts[0])
         )
 
 
-def served_values(model: Any) -> Iterator[tuple[str, Tensor]]:
+def served_values(model: Any) -> Iterator[tuple[str, list[Tensor]]]:
     """Yield each parameter and persistent buffer under the name that it has without adapters; tied ones once, the adapters'
-    own matrices not."""
+    own matrices not.
+
+    Each is one tensor. Only where files stack experts, and ranks share them, gate and up are two, [E / n, I, H] each: side
+    by side in the second dimension they are what transformers has under that name.
+    """
+    state = model.state_dict(keep_vars=True)
     visited: set[int] = set()
-    for own_name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in visited and not is_lora(own_name):
-            visited.add(id(value))
-            yield plain_name(own_name), value
+    stacked: bool | None = None
+    for own_name, value in state.items():
+        if id(value) in visited or is_lora(own_name):
+            continue
+        name, parts = plain_name(own_name), [value]
+        whole = whole_of(name)
+        if whole is not None:
+            stacked = stacks_experts(model, whole[0]) if stacked is None else stacked
+            if stacked:
+                name, parts = whole[0], [state[each] for each in whole[1]]
+        visited |= {id(part) for part in parts}
+        yield name, parts
 
 
 class ServedTypes:
@@ -96,14 +109,14 @@ class ServedTypes:
         """Return that of the parameter or buffer ``name``: of a buffer its own, such as a bias of routers."""
         if not isinstance(value, nn.Parameter) or not value.is_floating_point():
             return value.dtype
-        if self._float32_routers and transformers_name(name).endswith(".gate.weight"):
+        if self._float32_routers and name.endswith(".gate.weight"):
             return torch.float32
         return value.dtype if self._dtype is None else self._dtype
 
 
 def served_parameter(
     name: str,
-    value: Tensor,
+    parts: Sequence[Tensor],
     layout: ServingLayout,
     adapted: AdaptedWeight | None = None,
     *,
@@ -111,14 +124,15 @@ def served_parameter(
     emit: bool,
     dtype: torch.dtype,
 ) -> Iterator[ServedParameter]:
-    """Yield what is served of one parameter, with its adapter, in ``dtype``. See ``served_parameters``."""
+    """Yield what is served of one parameter, with its adapter, in ``dtype``. ``parts``: see ``served_values``."""
     with ExitStack() as held:
-        found = held.enter_context(gathered(value))
+        found = [held.enter_context(gathered(part)) for part in parts]
         change = _gathered_adapter(adapted, gathered, held)
         if not emit:
             return
-        assert found is not None, f"{name} was not gathered on a rank that emits"
-        whole = found.detach()
+        own = [part.detach() for part in found if part is not None]
+        assert len(own) == len(parts), f"{name} was not gathered on a rank that emits"
+        whole = own[0] if len(own) == 1 else torch.cat(own, dim=1)
         if change is not None:
             whole = merged(whole, *change)
         yield from layout.served(name, whole.to(dtype))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.moe.expert_layout import slab_of, transformers_name
+from gspo.moe.expert_layout import slab_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str
 
     slab = slab_of(name, tensor.shape)
     if slab is None:
-        yield from revert_weight_conversion(model, {transformers_name(name): tensor}).items()
+        yield from revert_weight_conversion(model, {name: tensor}).items()
         return
     # transformers does not know this parameter: numbers in its place show where it has each row. Rows of one would be
     # squeezed.
@@ -67,6 +67,15 @@ def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str
             raise ValueError(f"{slab.fused} is served as {serving_name}, which is not one projection of one expert")
         if row == slab.first:
             yield serving_name, tensor[expert]
+
+
+def stacks_experts(model: Any, fused: str) -> bool:
+    """Tell whether files hold ``fused``, a parameter of all experts of a layer, as one tensor."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    # Rows of one would be squeezed.
+    found = revert_weight_conversion(model, {fused: torch.empty(2, 4, 2)})
+    return all(tensor.dim() == 3 for tensor in found.values())
 
 
 class ServingLayout:

@@ -3,8 +3,9 @@
     checkpoint, engine   mlp.experts.{e}.gate_proj.weight [I, H], up_proj [I, H], down_proj [H, I]     mlp.gate.weight [E, H]
                          (or as the family has it: transformers knows)
     transformers         mlp.experts.gate_up_proj [E, 2I, H], down_proj [E, H, I]                      mlp.gate.weight
-    DeepSpeed's AutoEP   mlp.experts.w1, w3 [E/n, I, H], w2 [E/n, H, I] (gate, up, down) on each rank  mlp.router.gate.weight
+    DeepSpeed's AutoEP   mlp.experts.w1, w3 [E/n, I, H], w2 [E/n, H, I] (gate, up, down) on each rank  mlp.gate.weight
 
+(AutoEP has names of its own for routers and shared experts, too; the learner gives them back those of transformers.)
 A *piece* is what the last two have in common: ``mlp.experts.gate_proj``, ``up_proj`` and ``down_proj`` [E, ...]. A learner's
 state is saved by pieces, so that it can be loaded into another layout.
 """
@@ -20,9 +21,8 @@ from typing import Final
 
 from torch import Tensor
 
-_SLAB: Final = re.compile(r"(.+\.mlp\.experts)\.(w1|w2|w3)")
-_FUSED: Final = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)")
-_ROUTER: Final = re.compile(r"(.+\.mlp)\.router\.(?:gate\.(weight|bias)|(e_score_correction_bias))")
+_SLAB: Final = re.compile(r"(.+\.experts)\.(w1|w2|w3)")
+_FUSED: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 _PROJECTIONS: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _HALVES: Final = ("gate_proj", "up_proj")
 
@@ -46,18 +46,11 @@ class Piece:
         return (whole[0], self.end - self.start, *whole[2:])
 
 
-def is_expert_slab(name: str) -> bool:
-    """Tell whether AutoEP named this parameter: it holds some of a layer's experts, other ranks hold the others."""
-    return _SLAB.fullmatch(name) is not None
-
-
 def pieces(name: str, shape: Sequence[int]) -> list[Piece]:
     """Return the pieces of the parameter ``name`` of ``shape``, in the order of its second dimension."""
-    slab, fused, router = _SLAB.fullmatch(name), _FUSED.fullmatch(name), _ROUTER.fullmatch(name)
+    slab, fused = _SLAB.fullmatch(name), _FUSED.fullmatch(name)
     if slab is not None:
         return [Piece(f"{slab[1]}.{_PROJECTIONS[slab[2]]}")]
-    if router is not None:
-        return [Piece(_router_name(router))]
     if fused is not None and fused[2] == "gate_up_proj":
         bounds = (0, shape[1] // 2, shape[1])
         return [Piece(f"{fused[1]}.{half}", *rows) for half, rows in zip(_HALVES, pairwise(bounds), strict=True)]
@@ -100,10 +93,18 @@ def stretches(name: str, shape: Sequence[int], start: int, length: int, *, first
                 yield Neighbours(begin - start, end - start, piece.name, first)
 
 
-def transformers_name(name: str) -> str:
-    """Return the name of a parameter or buffer without AutoEP: of a router's; any other keeps its own."""
-    router = _ROUTER.fullmatch(name)
-    return name if router is None else _router_name(router)
+def whole_of(name: str) -> tuple[str, list[str]] | None:
+    """Return the parameter of transformers that AutoEP's ``name`` is a part of, and the names of all its parts, which lie
+    side by side in its second dimension; None for any other parameter."""
+    slab = _SLAB.fullmatch(name)
+    if slab is None:
+        return None
+    experts = slab[1]
+    return (
+        (f"{experts}.down_proj", [name])
+        if slab[2] == "w2"
+        else (f"{experts}.gate_up_proj", [f"{experts}.w1", f"{experts}.w3"])
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,3 @@ def slab_of(name: str, shape: Sequence[int]) -> Slab | None:
     if slab[2] == "w2":
         return Slab(f"{slab[1]}.down_proj", 0, shape[1], shape[1])
     return Slab(f"{slab[1]}.gate_up_proj", shape[1] * (slab[2] == "w3"), shape[1], 2 * shape[1])
-
-
-def _router_name(router: re.Match[str]) -> str:
-    return f"{router[1]}.gate.{router[2] or router[3]}"

@@ -27,7 +27,7 @@ from gspo.moe.experts import ExpertShape
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
-from gspo_services.learner.engine.expert_parallel import expert_shares
+from gspo_services.learner.engine.expert_parallel import expert_shares, keep_names
 from gspo_services.learner.engine.forward import ForwardPasses, own_row_share
 from gspo_services.learner.engine.frozen import FrozenModel
 from gspo_services.learner.engine.gradients import (
@@ -160,6 +160,7 @@ class LearnerEngine:
             dist_init_required=False,
         )
         limit_waiting(settings.learner.collective_timeout_s)
+        keep_names(engine.module, model.config.model_type)
         if plan is not None:
             # DeepSpeed creates new experts where ranks share them.
             freeze_all_but_lora(engine.module)

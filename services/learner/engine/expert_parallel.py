@@ -1,11 +1,11 @@
-"""DeepSpeed's AutoEP on this rank: which experts it holds, and the whole of a parameter for export."""
+"""DeepSpeed's AutoEP on this rank: which experts it holds, the names of its modules, and whole parameters for export."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import deepspeed
 import torch
@@ -15,6 +15,9 @@ from deepspeed.utils import groups
 from torch import Tensor, nn
 
 from gspo.model.serving import is_partitioned
+from gspo_services.learner.start import AUTOEP_FAMILIES, BIAS_BESIDE_ROUTER
+
+CORRECTION_BIAS: Final = "e_score_correction_bias"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,36 @@ class ExpertShare:
 
 WHOLE = ExpertShare(group=None, index=0, num_shares=1)
 """The share of a parameter that every rank holds whole (ZeRO's partitions aside)."""
+
+
+def keep_names(model: nn.Module, model_type: str) -> None:
+    """Give modules and buffers of AutoEP's layers the names that they have in transformers, and so in checkpoints.
+
+    AutoEP finds them as before: attributes are looked up first among those of the object itself, then among its modules.
+    """
+    layers = [module for module in model.modules() if isinstance(module, AutoEPMoELayer)]
+    if not layers:
+        return
+    family = AUTOEP_FAMILIES[model_type]
+    for layer in layers:
+        # Nobody reads the logits that some presets return, too.
+        layer.return_router_logits = False
+        router, gate = layer.router, layer.router.gate
+        _rename(layer, "router", family.get("router_pattern", "gate"))
+        for name in ("shared_experts", "shared_experts_gate"):
+            if getattr(layer, name) is not None:
+                _rename(layer, name, family.get(f"{name}_pattern", name))
+        vars(router)["gate"] = router._modules.pop("gate")
+        for name, parameter in gate.named_parameters():
+            router.register_parameter(name, parameter)
+        if model_type in BIAS_BESIDE_ROUTER:
+            bias = router._buffers.pop(CORRECTION_BIAS)
+            vars(router)[CORRECTION_BIAS] = bias
+            layer.register_buffer(CORRECTION_BIAS, bias)
+
+
+def _rename(parent: nn.Module, name: str, own_name: str) -> None:
+    vars(parent)[name] = parent._modules[own_name] = parent._modules.pop(name)
 
 
 def expert_shares(model: nn.Module) -> dict[int, ExpertShare]:

@@ -22,7 +22,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
 from gspo.model.serving import is_partitioned
-from gspo.moe.expert_layout import pieces, stretches, transformers_name
+from gspo.moe.expert_layout import pieces, stretches
 from gspo_services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
 from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
 from gspo_services.learner.engine.spread_masters import spread
@@ -179,11 +179,7 @@ class OptimizerState:
         if self._trained is not None:
             return {}
         values = self._engine.module.state_dict(keep_vars=True)
-        return {
-            transformers_name(name): value
-            for name, value in values.items()
-            if not isinstance(value, nn.Parameter) and value.dim() > 0
-        }
+        return {name: value for name, value in values.items() if not isinstance(value, nn.Parameter) and value.dim() > 0}
 
     def _share(self, parameter: nn.Parameter) -> ExpertShare:
         return self._shares.get(id(parameter), WHOLE)

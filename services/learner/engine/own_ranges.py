@@ -50,15 +50,17 @@ class PublishedRanges:
         """Of each parameter, the first byte of what is served of it."""
         self._changed: set[str] = set()
         adapted, parts, begin = adapted_weights(model), list[tuple[ServedPart, str]](), 0
-        for name, value in served_values(model):
-            own = served_dtype(name, torch.empty(0, dtype=self._types.of(name, value)))
-            places = self._places(name, _whole_shape(value, self._share(value)))
+        for name, values in served_values(model):
+            its_type = self._types.of(name, values[0])
+            own = served_dtype(name, torch.empty(0, dtype=its_type))
+            shape = self._whole_shape(values)
+            places = self._places(name, shape)
             if places is None or name in adapted:
                 self._changed.add(name)
-            described = self._converted(name, value) if places is None else places
+            described = self._converted(name, values[0].dtype, shape) if places is None else places
             self._begins[name] = begin
             parts += [(part, own) for part in described]
-            begin += sum(part.num_elements for part in described) * self._types.of(name, value).itemsize
+            begin += sum(part.num_elements for part in described) * its_type.itemsize
         self.layout = VersionLayout.of(parts)
         """The same on all ranks."""
 
@@ -66,22 +68,15 @@ class PublishedRanges:
         """Yield the ranges with their values now, valid until the next one is asked for. Collective where a weight is
         changed on its way."""
         adapted = adapted_weights(self._model)
-        for name, value in served_values(self._model):
-            begin = self._begins[name]
+        for name, values in served_values(self._model):
+            begin, its_type = self._begins[name], self._types.of(name, values[0])
             if name not in self._changed:
-                start, values = self._own(value)
-                served = values.to(self._types.of(name, value))
-                yield VersionRange(begin + start * served.itemsize, served)
+                for start, own in self._own(values):
+                    yield VersionRange(begin + start * its_type.itemsize, own.to(its_type))
                 continue
             emits = self._rank == 0
             for each in served_parameter(
-                name,
-                value,
-                self._serving,
-                adapted.get(name),
-                gathered=self._gathered,
-                emit=emits,
-                dtype=self._types.of(name, value),
+                name, values, self._serving, adapted.get(name), gathered=self._gathered, emit=emits, dtype=its_type
             ):
                 for part in in_order(each):
                     yield VersionRange(begin, part.values)
@@ -94,13 +89,33 @@ class PublishedRanges:
         places = self._serving.places(name, shape)
         return None if places is None else parts_in_order(places, math.prod(shape))
 
-    def _converted(self, name: str, value: Tensor) -> list[ServedPart]:
+    def _converted(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> list[ServedPart]:
         """What is served of a parameter that is not served as it lies, one after the other as it is converted."""
-        whole = torch.zeros((), dtype=value.dtype).expand(_whole_shape(value, self._share(value)))
+        whole = torch.zeros((), dtype=dtype).expand(*shape)
         return [ServedPart(each, tuple(tensor.shape), 0) for each, tensor in serving_tensors(self._model, name, whole)]
 
-    def _own(self, value: Tensor) -> tuple[int, Tensor]:
-        """The place of this rank's first element in the whole, in row-major order, and its elements, [any]."""
+    def _whole_shape(self, values: Sequence[Tensor]) -> tuple[int, ...]:
+        """Of the parameter that these are side by side, with the experts of all ranks."""
+        first, *others = (_whole_shape(value, self._share(value)) for value in values)
+        return (first[0], first[1] + sum(each[1] for each in others), *first[2:]) if others else first
+
+    def _own(self, values: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Yield this rank's elements of the parameter that these are side by side, [any], with the place of the first in the
+        whole, in row-major order."""
+        if len(values) == 1:
+            yield self._own_part(values[0])
+            return
+        blocks = [math.prod(_whole_shape(value, WHOLE)[1:]) for value in values]
+        for index, (value, block) in enumerate(zip(values, blocks, strict=True)):
+            place, own = self._own_part(value)
+            while len(own):
+                row, at = divmod(place, block)
+                length = min(len(own), block - at)
+                yield row * sum(blocks) + sum(blocks[:index]) + at, own[:length]
+                place, own = place + length, own[length:]
+
+    def _own_part(self, value: Tensor) -> tuple[int, Tensor]:
+        """The place of this rank's first element in all of one of them, and its elements."""
         share = self._share(value)
         if is_partitioned(value):
             partition: Any = value

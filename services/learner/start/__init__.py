@@ -1,7 +1,7 @@
 """Decisions and processes before torch is loaded."""
 
 from gspo_services.learner.start.adaptable import require_adaptable
-from gspo_services.learner.start.autoep import AUTOEP_FAMILIES, autoep_config
+from gspo_services.learner.start.autoep import AUTOEP_FAMILIES, BIAS_BESIDE_ROUTER, autoep_config
 from gspo_services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from gspo_services.learner.start.expected_memory import log_expected_memory
 from gspo_services.learner.start.fabric import warn_without_rdma
@@ -24,6 +24,7 @@ from gspo_services.learner.start.teacher import require_teacher
 
 __all__ = [
     "AUTOEP_FAMILIES",
+    "BIAS_BESIDE_ROUTER",
     "TRAINED_LAYERS",
     "Device",
     "EngineSettings",

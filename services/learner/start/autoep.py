@@ -1,8 +1,6 @@
-"""DeepSpeed's AutoEP by families: which it computes exactly, with what it has to be told of them.
+"""DeepSpeed's AutoEP by families: which it computes exactly, with what it has to be told of them, and why not others.
 
-A family is here once its logits, gradients, exports and resumed runs were compared with those of the plain model. Not here:
-gpt-oss, whose biases of experts AutoEP drops without a word, and whose gate and up projections it takes for two halves where
-they are interleaved; Llama 4, whose router acts on the experts' input; Nemotron-H, whose experts have no gate.
+A family is here once its logits, gradients, exports and resumed runs were compared with those of the plain model.
 """
 
 from __future__ import annotations
@@ -28,15 +26,43 @@ _GLM: Final = {
     "has_shared_experts": True,
     "shared_experts_pattern": "shared_experts",
 }
+_QWEN_SHARED: Final = {
+    "has_shared_experts": True,
+    "shared_experts_pattern": "shared_expert",
+    "shared_experts_gate_pattern": "shared_expert_gate",
+}
 AUTOEP_FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3_moe": {"preset_model": "qwen3_moe"},
+    "qwen2_moe": {"preset_model": "qwen3_moe", **_QWEN_SHARED},
+    "qwen3_next": {**_STACKED, "score_func": "softmax", **_QWEN_SHARED},
+    "qwen3_5_moe_text": {"preset_model": "qwen3_5_moe", **_QWEN_SHARED},
     "mixtral": {"preset_model": "mixtral"},
     "deepseek_v3": {"preset_model": "deepseek_v3"},
     "glm4_moe": _GLM,
     "glm4_moe_lite": _GLM,
+    "dots1": _GLM,
+    "minimax_m2": {**_STACKED, "score_func": "sigmoid"},
     "olmoe": {**_STACKED, "score_func": "softmax"},
+    "granitemoe": {
+        **_STACKED,
+        "moe_layer_pattern": r"model\.layers\.\d+\.block_sparse_moe",
+        "router_pattern": "router",
+        "score_func": "softmax",
+    },
 }
-"""By ``model_type``."""
+"""By ``model_type``: as DeepSpeed's section has it. Names of routers and shared experts are those in transformers."""
+BIAS_BESIDE_ROUTER: Final = frozenset({"minimax_m2"})
+"""Model types whose routers' bias is a buffer of the layer, not of the router."""
+_TAKES_PAIRS: Final = "applies the router's weights to the experts' output, where Llama 4 applies them to their input"
+AUTOEP_FAILURES: Final[Mapping[str, str]] = {
+    "gpt_oss": "drops the experts' biases and takes gate and up, which are interleaved there, for two halves",
+    "llama4": _TAKES_PAIRS,
+    "llama4_text": _TAKES_PAIRS,
+    "nemotron_h": "needs experts with a gate, which Nemotron-H has not",
+}
+"""By ``model_type``: what AutoEP does with families that it cannot compute."""
+AUTOEP_TRIED: Final = "0.19.8"
+"""The release of DeepSpeed that all this is about."""
 
 
 def autoep_config(size: int, model_config: Mapping[str, Any], *, on_cuda: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo.moe.mixture import mixture_of
-from gspo_services.learner.start.autoep import AUTOEP_FAMILIES
+from gspo_services.learner.start.autoep import AUTOEP_FAILURES, AUTOEP_FAMILIES, AUTOEP_TRIED
 from gspo_services.shared.estimates import ShapeError, live_elements, shape_of
 
 PREFETCHED_ELEMENTS: Final = 50_000_000
@@ -101,9 +101,15 @@ def require_supported(plan: Parallelism) -> None:
     if plan.num_experts == 0:
         raise ValueError(f"expert_parallel is {size} and a {plan.model_type} model has no experts; use expert_parallel = 1")
     if plan.model_type not in AUTOEP_FAMILIES:
+        failure = AUTOEP_FAILURES.get(plan.model_type)
+        known = (
+            f"DeepSpeed's AutoEP (tried with {AUTOEP_TRIED}) {failure}"
+            if failure
+            else (f"it was compared with the plain model for {', '.join(AUTOEP_FAMILIES)} alone")
+        )
         raise ValueError(
-            f"expert_parallel is {size} and model_type is {plan.model_type!r}; it is supported for "
-            f"{', '.join(AUTOEP_FAMILIES)}; use expert_parallel = 1, and zero_stage 3 if the experts do not fit"
+            f"expert_parallel is {size} and model_type is {plan.model_type!r}: {known}; use expert_parallel = 1, and "
+            "zero_stage 3 if the experts do not fit"
         )
     if plan.hidden_act != "silu":
         # AutoEP computes silu whatever the configuration says.

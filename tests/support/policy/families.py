@@ -39,11 +39,30 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 }
 # fmt: on
 """By ``model_type``: what its configuration has beside what all have."""
+_LINEAR: Final[dict[str, Any]] = {
+    "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"], "num_experts": 8,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+# fmt: off
+MORE_SHARED: Final[dict[str, dict[str, Any]]] = {
+    "qwen2_moe": {"num_experts": 8, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    "qwen3_next": _LINEAR,
+    "qwen3_5_moe_text": _LINEAR,
+    "dots1": {**_SIGMOID, "num_key_value_heads": 4, "head_dim": 16, "n_group": 2},
+    "minimax_m2": {"num_local_experts": 8, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 8},
+    "granitemoe": {
+        "num_local_experts": 8, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.0625, "tie_word_embeddings": True,
+    },
+}
+# fmt: on
+"""The same of families whose experts ranks share, and that are not served here."""
 
 
 def family_config(kind: str) -> dict[str, Any]:
     """Its config.json, without what transformers fills in."""
-    return {"model_type": kind, **_COMMON, **FAMILIES[kind]}
+    return {"model_type": kind, **_COMMON, **(FAMILIES | MORE_SHARED)[kind]}
 
 
 def save_family(directory: Path, kind: str, seed: int = 0) -> Any:

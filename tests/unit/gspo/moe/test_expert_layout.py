@@ -5,22 +5,23 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gspo.moe.expert_layout import Piece, Slab, pieces, slab_of, stretches, transformers_name
+from gspo.moe.expert_layout import Piece, Slab, pieces, slab_of, stretches, whole_of
 
 LAYER = "model.layers.3.mlp"
 
 
-def test_a_fused_slab_and_the_slabs_of_autoep_consist_of_the_same_pieces() -> None:
+@pytest.mark.parametrize("layer", [LAYER, "model.layers.3.block_sparse_moe"])
+def test_a_fused_slab_and_the_slabs_of_autoep_consist_of_the_same_pieces(layer: str) -> None:
     fused = torch.arange(4 * 6 * 5).reshape(4, 6, 5)
-    gate, up = pieces(f"{LAYER}.experts.gate_up_proj", fused.shape)
-    assert (gate.name, up.name) == (f"{LAYER}.experts.gate_proj", f"{LAYER}.experts.up_proj")
+    gate, up = pieces(f"{layer}.experts.gate_up_proj", fused.shape)
+    assert (gate.name, up.name) == (f"{layer}.experts.gate_proj", f"{layer}.experts.up_proj")
     assert gate.shape(fused.shape) == up.shape(fused.shape) == (4, 3, 5)
     assert torch.equal(gate.of(fused), fused[:, :3])
     assert torch.equal(torch.cat([gate.of(fused), up.of(fused)], dim=1), fused)
-    assert pieces(f"{LAYER}.experts.w1", (2, 3, 5)) == [Piece(gate.name)]
-    assert pieces(f"{LAYER}.experts.w3", (2, 3, 5)) == [Piece(up.name)]
-    down = pieces(f"{LAYER}.experts.down_proj", (4, 5, 3))
-    assert pieces(f"{LAYER}.experts.w2", (2, 5, 3)) == down == [Piece(f"{LAYER}.experts.down_proj")]
+    assert pieces(f"{layer}.experts.w1", (2, 3, 5)) == [Piece(gate.name)]
+    assert pieces(f"{layer}.experts.w3", (2, 3, 5)) == [Piece(up.name)]
+    down = pieces(f"{layer}.experts.down_proj", (4, 5, 3))
+    assert pieces(f"{layer}.experts.w2", (2, 5, 3)) == down == [Piece(f"{layer}.experts.down_proj")]
 
 
 def numbered(name: str, shape: tuple[int, ...], bounds: list[int], first_row: int = 0) -> list[tuple[str, int]]:
@@ -48,12 +49,8 @@ def test_each_weight_of_an_expert_has_one_place_in_every_layout(bounds: list[int
     assert len({*fused}) == 120
 
 
-def test_the_router_has_one_name_and_other_parameters_keep_theirs() -> None:
-    assert (
-        pieces(f"{LAYER}.router.gate.weight", (4, 5))
-        == pieces(f"{LAYER}.gate.weight", (4, 5))
-        == [Piece(f"{LAYER}.gate.weight")]
-    )
+def test_other_parameters_keep_their_names() -> None:
+    assert pieces(f"{LAYER}.gate.weight", (4, 5)) == [Piece(f"{LAYER}.gate.weight")]
     assert pieces("model.norm.weight", (5,)) == [Piece("model.norm.weight")]
     assert pieces("model.norm.weight", (5,))[0].shape((5,)) == (5,)
 
@@ -69,7 +66,10 @@ def test_a_slab_is_some_rows_of_what_transformers_stacks(slab: str, fused: str, 
 def test_transformers_own_names_are_left_to_transformers() -> None:
     assert slab_of(f"{LAYER}.experts.gate_up_proj", (2, 2, 2)) is None
     assert slab_of(f"{LAYER}.gate.weight", (2, 2)) is None
-    for name in ("gate.weight", "gate.bias", "experts.w1"):
-        assert transformers_name(f"{LAYER}.{name}") == f"{LAYER}.{name}"
-    assert transformers_name(f"{LAYER}.router.gate.weight") == f"{LAYER}.gate.weight"
-    assert transformers_name(f"{LAYER}.router.e_score_correction_bias") == f"{LAYER}.gate.e_score_correction_bias"
+    assert whole_of(f"{LAYER}.experts.gate_up_proj") is whole_of(f"{LAYER}.experts.0.w1.weight") is None
+
+
+def test_gate_and_up_are_side_by_side_in_one_parameter_of_transformers() -> None:
+    both = (f"{LAYER}.experts.gate_up_proj", [f"{LAYER}.experts.w1", f"{LAYER}.experts.w3"])
+    assert whole_of(f"{LAYER}.experts.w1") == whole_of(f"{LAYER}.experts.w3") == both
+    assert whole_of(f"{LAYER}.experts.w2") == (f"{LAYER}.experts.down_proj", [f"{LAYER}.experts.w2"])

@@ -56,7 +56,7 @@ def test_masters_are_spread_alike_whichever_ranks_hold_the_experts() -> None:
         parts = {"w1": weights["gate_up_proj"][:, :3], "w3": weights["gate_up_proj"][:, 3:], "w2": weights["down_proj"]}
         slabs = [(f"{prefix}.experts.{name}", torch.nn.Parameter(part[experts].clone())) for name, part in parts.items()]
         shares = {id(parameter): ExpertShare(None, rank, 2) for _, parameter in slabs}
-        own = (f"{prefix}.router.gate.weight", torch.nn.Parameter(router.clone()))
+        own = (f"{prefix}.gate.weight", torch.nn.Parameter(router.clone()))
         w1, w3, w2, gate = spread_in(shares, [*slabs, own])
         assert torch.equal(torch.cat([w1, w3], dim=1), gate_up[experts])
         assert torch.equal(w2, down[experts])

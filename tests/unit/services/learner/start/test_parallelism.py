@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gspo_services.learner.start import AUTOEP_FAMILIES, autoep_config
+from gspo_services.learner.start.autoep import AUTOEP_TRIED
 from gspo_services.learner.start.parallelism import (
     Parallelism,
     offload_config,
@@ -25,6 +26,7 @@ PLAN = Parallelism(
     model_type="qwen3_moe",
     num_experts=8,
 )
+TRIED = re.escape(f"(tried with {AUTOEP_TRIED})")
 DOCS = Path(__file__).parents[5] / "docs" / "guide" / "learner.md"
 
 
@@ -55,8 +57,11 @@ def test_every_expert_parallel_size_that_divides_is_accepted(num_ranks: int, exp
         ({"expert_parallel": 4, "num_ranks": 2}, r"expert_parallel is 4, .* learner.num_ranks \(2\); use one of 1, 2$"),
         (
             {"model_type": "gpt_oss"},
-            "expert_parallel is 2 and model_type is 'gpt_oss'; it is supported for qwen3_moe, mixtral, .*; use exp",
+            f"expert_parallel is 2 and model_type is 'gpt_oss': .*{TRIED} drops the experts' biases and .*; use expert_par",
         ),
+        ({"model_type": "llama4_text"}, f"{TRIED} applies .* output, where Llama 4 applies them to their input; use exp"),
+        ({"model_type": "nemotron_h"}, f"{TRIED} needs experts with a gate, which Nemotron-H has not; use expert_par"),
+        ({"model_type": "flex_olmo"}, "'flex_olmo': it was compared with the plain model for qwen3_moe, .* alone; use exp"),
         ({"model_type": "qwen3", "num_experts": 0}, "expert_parallel is 2 and a qwen3 model has no experts; use .*= 1"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be silu, or expert_parallel 1"),
         (
@@ -76,6 +81,11 @@ def test_routers_are_those_of_every_family(key: str) -> None:
         scales_routers=True,
     )  # fmt: skip
     assert refusal(plan) == ""
+
+
+def test_families_are_tried_with_the_release_of_deepspeed_that_is_installed() -> None:
+    locked = DOCS.parents[2] / "requirements" / "deepspeed.txt"
+    assert f"deepspeed=={AUTOEP_TRIED} " in locked.read_text(encoding="utf-8")
 
 
 def test_without_expert_parallelism_any_model_is_accepted() -> None:
