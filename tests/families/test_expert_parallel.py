@@ -1,4 +1,7 @@
-"""Families whose experts ranks can share: on 2 and 4 ranks they learn what one rank learns, and serve what it serves."""
+"""Families whose experts ranks can share: on 2 and 4 ranks they learn what one rank learns, and serve what it serves.
+
+They also replay what was recorded, and no other expert.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start import AUTOEP_FAMILIES
 from tests.support.learner.parallel_jobs import Results, gradient_job, job, require_gradients, run_jobs, state
 from tests.support.learner.training_groups import write_model_and_groups
-from tests.support.policy.families import FAMILIES, save_family
+from tests.support.policy.families import family_config, save_family
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(1200)]
-KINDS = sorted(FAMILIES)
+KINDS = sorted(AUTOEP_FAMILIES)
 TOLERANCE = 1e-4
 REPLAY = {"routing_replay": True, "max_grad_norm": 0.0}
+REPORTED = {**REPLAY, "replays_engine": True, "reported": "own", "steps": 2}
+EXCHANGES = 5
+"""Of a layer with experts in a micro-batch: how many tokens each rank sends, the tokens, and what the experts make of them;
+in backward the last two again."""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,7 @@ def two(work: Path) -> Results:
         jobs += [
             gradient_job(f"{kind}-2", model=kind, zero_stage=1, expert_parallel=2, export=True),
             job(f"{kind}-given-2", model=kind, zero_stage=1, expert_parallel=2, replay=True, **REPLAY),
+            job(f"{kind}-reported-2", model=kind, zero_stage=2, expert_parallel=2, **REPORTED),
             job(f"{kind}-untrained", model=kind, zero_stage=3, expert_parallel=2, steps=0, export=True),
             job(f"{kind}-resumed", model=kind, zero_stage=3, expert_parallel=2, resume=f"{kind}-1", steps=0, export=True),
         ]
@@ -55,10 +64,6 @@ def two(work: Path) -> Results:
 @pytest.fixture(scope="module")
 def four(work: Path) -> Results:
     return run_jobs(work, 4, [gradient_job(f"{kind}-4", model=kind, zero_stage=2, expert_parallel=4) for kind in KINDS])
-
-
-def test_each_family_that_is_accepted_is_here() -> None:
-    assert sorted(AUTOEP_FAMILIES) == KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,11 +80,31 @@ def test_ranks_that_share_experts_have_the_loss_and_gradients_of_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_given_experts_are_used_with_the_routers_weights(kind: str, work: Path, plain: Results, two: Results) -> None:
-    """The step itself holds the choice of each layer against the given one."""
     (loss,) = plain[0][f"{kind}-given-1"]["losses"]
     assert two[0][f"{kind}-given-2"]["losses"] == pytest.approx([loss], rel=1e-6)
     number = sum(key.endswith("/exp_avg") for key in state(work, f"{kind}-given-1"))
     require_gradients(work, f"{kind}-given-2", f"{kind}-given-1", tolerance=TOLERANCE, num_parameters=number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_exchanged_as_often_as_their_layers_need(kind: str, plain: Results, two: Results) -> None:
+    config = family_config(kind)
+    layers = config["num_hidden_layers"] - len(mixture_of(config).dense_layers)
+    for rank in two:
+        assert [each["exchanges"] for each in rank[f"{kind}-given-2"]["replays"]] == [EXCHANGES * layers] * 2
+    assert [each["exchanges"] for each in plain[0][f"{kind}-given-1"]["replays"]] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_experts_swapped_in_what_is_replayed_are_found(kind: str, plain: Results, two: Results) -> None:
+    for rank in (plain[0][f"{kind}-given-1"], *(each[f"{kind}-given-2"] for each in two)):
+        right, swapped = rank["replays"]
+        assert right["misplaced"] == 0 < swapped["misplaced"]
+    for rank in two:
+        right, swapped = rank[f"{kind}-reported-2"]["experts_of_steps"]
+        assert right["experts_replayed/all"] == swapped["experts_replayed/all"] == 1
+        assert right["experts_differ/all"] == 0
+        assert swapped["experts_differ/all"] > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -43,6 +43,7 @@ from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.settings.sections import Learner, LoraSection
 from tests.support.learner.trained import train as train_groups
 from tests.support.loss.sequences import after_prompt, load_groups
+from tests.support.policy.given_experts import with_own_experts
 
 SETTINGS: dict[str, Any] = {
     "learning_rate": 0.02,
@@ -246,22 +247,6 @@ def prompts(work: Path) -> dict[str, Any]:
                 engine, groups, objective, policy_version=1, num_mini_batches=NUM_MINI_BATCHES
             ).metrics
     return results
-
-
-def with_own_experts(engine: LearnerEngine, groups: list[TrainGroup]) -> list[TrainGroup]:
-    """The groups as an engine with the same weights would have sampled them. Collective."""
-    found = []
-    for group in groups:
-        members = []
-        for sequence in group.sequences:
-            zeros = np.zeros(sequence.num_tokens, np.float32)
-            packed = pack([sequence.with_advantages(zeros)], policy_version=1)
-            picks = engine.logprobs(packed).experts
-            assert picks is not None
-            experts = picks.indices_LTK.transpose(0, 1).cpu()[packed.mask_T].numpy().astype(np.int16)
-            members.append(replace(sequence, experts=experts))
-        found.append(replace(group, sequences=tuple(members)))
-    return found
 
 
 def reference(work: Path) -> dict[str, Any]:

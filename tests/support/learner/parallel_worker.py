@@ -12,23 +12,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import deepspeed
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup, pack
-from gspo.moe.experts import ExpertPicks, ExpertShape
-from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo.model.packing import TrainGroup, pack
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
@@ -39,6 +33,7 @@ from tests.support.learner.checkpoints import find_latest
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.learner.trained import train
 from tests.support.loss.sequences import every_token_an_action, load_groups
+from tests.support.policy.given_experts import Replayed, replay_step, with_own_experts, with_reported
 
 WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
 PENALISED = replace(WIDE, anchor="proximal", kl_coefficient=0.1, kl_in="loss", entropy_coefficient=0.01)
@@ -64,9 +59,11 @@ class Job:
     save_after: int = 0
     """Save a checkpoint below NAME after this many steps; 0: never."""
     replay: bool = False
-    """Instead of ``steps``: one step on a plain loss, with the experts of ``given_picks`` instead of the routers' own."""
-    reported: bool = False
-    """Every other sequence has experts that an engine reported, see ``with_reported``."""
+    """Instead of ``steps``: one step on a plain loss, with the experts of ``given_picks`` instead of the routers' own. After
+    the checkpoint another one, in which two experts of what is replayed are swapped."""
+    reported: str = ""
+    """"given": every other sequence has experts that an engine reported, see ``with_reported``. "own": all sequences have
+    this learner's own, two of which are swapped in every second step."""
     unwritable_on: int = -1
     """This rank can write no file of more than 4 KiB."""
     in_background: bool = False
@@ -84,7 +81,7 @@ def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_backgrou
 
 def run(job: Job, work: Path) -> dict[str, Any]:
     groups = load_groups(work / job.groups)
-    if job.reported:
+    if job.reported == "given":
         groups = with_reported(groups)
     chosen = settings(**(SLOW | job.settings))
     if job.penalties:
@@ -100,21 +97,27 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             latest = find_latest(work / job.resume)
             assert latest is not None, f"{job.resume} has no checkpoint"
             first = load_checkpoint(engine, latest).batch_position
-        losses, norms, rates, metrics, scored = [], [], [], {}, []
+        losses, norms, rates, experts, scored = list[float](), list[float](), list[float](), list[dict[str, float]](), []
+        replays: list[Replayed] = []
         if job.replay:
-            losses.append(replay_step(engine, groups))
+            replays.append(replay_step(engine, groups))
+            losses.append(replays[0]["loss"])
             state = CheckpointState(policy_version=1, batch_position=1, mismatch={})
             _save(engine, work / job.name, state, job.in_background)
+            replays.append(replay_step(engine, groups, swap=True))
         for step in range(first, first + (0 if job.replay else job.steps)):
             # As the learner does before each batch, with or without a schedule.
             engine.set_learning_rate(chosen.learner.learning_rate)
             with _counting(engine, saved) if job.count_saved else nullcontext():
                 # All groups but one, another one in each step; a single group in each.
                 chosen_groups = [each for at, each in enumerate(groups) if at != step % len(groups) or len(groups) == 1]
+                if job.reported == "own":
+                    chosen_groups = with_own_experts(engine, groups, swap=step % 2 == 1)
                 metrics = train(engine, chosen_groups, PENALISED if job.penalties else WIDE, policy_version=1).metrics
             losses.append(metrics["loss"])
             norms.append(metrics["grad_norm"])
             rates.append(metrics["learning_rate"])
+            experts.append({name: value for name, value in metrics.items() if name.startswith("expert")})
             if step + 1 == job.save_after:
                 state = CheckpointState(policy_version=1, batch_position=step + 1, mismatch={})
                 _save(engine, work / job.name, state, job.in_background)
@@ -124,12 +127,13 @@ def run(job: Job, work: Path) -> dict[str, Any]:
                 save_file(weights, work / f"{job.name}.safetensors")
             export_model(engine, work / f"{job.name}-export", tokenizer_from=work / "model")
             scored = score(engine, groups)
-        experts = {name: value for name, value in metrics.items() if name.startswith("expert")}
         return {
             "losses": losses,
             "norms": norms,
             "rates": rates,
-            "experts": experts,
+            "experts": experts[-1] if experts else {},
+            "experts_of_steps": experts,
+            "replays": replays,
             "scored": scored,
             "saved_bytes": sum(saved),
             "digest": engine.weights_digest(),
@@ -202,46 +206,6 @@ def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[in
         (member.token_ids.tolist(), logprobs[start : end - 1])
         for member, (start, end) in zip(members, pairwise(packed.cu_seqlens), strict=True)
     ]
-
-
-def given_picks(shape: ExpertShape, packed: PackedBatch) -> ExpertPicks:
-    """Two experts for each token and layer with some, not the routers' choice; the same in every layout."""
-    first_LT, number = packed.input_ids + torch.arange(shape.num_layers)[:, None], shape.num_experts
-    return ExpertPicks(torch.stack([first_LT % number, (first_LT + 1) % number], dim=-1).to(torch.int8), number)
-
-
-def with_reported(groups: list[TrainGroup]) -> list[TrainGroup]:
-    """The groups with two experts for each action token of every other sequence, not the routers' choice."""
-    return [
-        replace(
-            group,
-            sequences=tuple(
-                sequence if index % 2 else replace(sequence, experts=_reported(sequence.token_ids[sequence.action_mask]))
-                for index, sequence in enumerate(group.sequences, start=place)
-            ),
-        )
-        for place, group in enumerate(groups)
-    ]
-
-
-def _reported(ids_A: NDArray[np.int64]) -> NDArray[np.int16]:
-    first_AL = ids_A[:, None] + np.arange(2)
-    return np.stack([first_AL % 4, (first_AL + 1) % 4], axis=-1).astype(np.int16)
-
-
-def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
-    """The loss of one step in which the routers get their experts, and verifiably use them."""
-    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
-    together, picks = engine.sequence_parallel, partial(given_picks, ExpertShape.of(engine.model))
-    packed = pack(sequences[engine.rank // together :: engine.world_size // together], policy_version=1)
-
-    def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
-        assert result.experts is not None
-        given = picks(packed).indices_LTK
-        assert torch.equal(result.experts.indices_LTK.sort(dim=-1).values, given.sort(dim=-1).values)
-        return -(result.logprobs_T * packed.advantages_T).sum() / 100
-
-    return engine.train_mini_batch([packed], loss_fn, replay=picks).loss
 
 
 def _offloaded(engine: LearnerEngine) -> list[bool]:
