@@ -6,5 +6,6 @@ Import from the module that defines a name; this door stays free of torch.
     experts          ``ExpertPicks``, ``ExpertRecorder``, ``ExpertTally``, ``changed_share``
     routing_replay   ``RoutingReplay``
     load_balance     ``load_balancing_loss``, ``RouterLogits``
+    bias_balance     ``BiasBalance``
     expert_layout    ``Piece``, ``pieces``, ``slab_of``
 """

@@ -180,12 +180,8 @@ class ExpertTally:
                 where it ran under these same weights.
         """
         num_layers, _, top_k = picks.indices_LTK.shape
-        if self._load_LE is None:
-            self._load_LE = torch.zeros(num_layers, picks.num_experts, dtype=torch.int64, device=mask_T.device)
-        ones_TK = mask_T.long()[:, None].expand(-1, top_k).reshape(-1)
-        # One layer at a time: the indices for scatter_add_ are eight times the size of the recorded ones.
-        for load_E, indices_TK in zip(self._load_LE, picks.indices_LTK, strict=True):
-            load_E.scatter_add_(0, indices_TK.reshape(-1).long(), ones_TK)
+        load_LE = load_of(picks, mask_T)
+        self._load_LE = load_LE if self._load_LE is None else self._load_LE + load_LE
         if reference is None:
             return
         buckets_T = _buckets(lag_S, mask_T, sequence_ids_T)
@@ -256,6 +252,17 @@ class ExpertTally:
             if pairs:
                 metrics[f"experts_differ/{name}"] = differing / pairs
         return metrics
+
+
+def load_of(picks: ExpertPicks, mask_T: Tensor) -> Tensor:
+    """Return int64 [L, E]: the picks of each layer's experts at the positions of ``mask_T``, bool [T]."""
+    num_layers, _, top_k = picks.indices_LTK.shape
+    load_LE = torch.zeros(num_layers, picks.num_experts, dtype=torch.int64, device=mask_T.device)
+    ones_TK = mask_T.long()[:, None].expand(-1, top_k).reshape(-1)
+    # One layer at a time: the indices for scatter_add_ are eight times the size of the recorded ones.
+    for load_E, indices_TK in zip(load_LE, picks.indices_LTK, strict=True):
+        load_E.scatter_add_(0, indices_TK.reshape(-1).long(), ones_TK)
+    return load_LE
 
 
 def _buckets(lag_S: Tensor, mask_T: Tensor, sequence_ids_T: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class RouterLogits:
     def recording(self) -> Iterator[None]:
         """Record one forward pass inside; leave the context before backward, which may compute layers again."""
         self._logits = []
-        with forward_hooks(self._routers.values(), self._record):
+        with forward_hooks([_giving_logits(router) for router in self._routers.values()], self._record):
             yield
 
     def take(self) -> list[Tensor]:
@@ -78,3 +78,9 @@ class RouterLogits:
             if isinstance(part, Tensor) and part.is_floating_point() and part.shape[-1] == self._num_experts:
                 self._logits.append(part.reshape(-1, self._num_experts))
                 return
+
+
+def _giving_logits(router: nn.Module) -> nn.Module:
+    """DeepSpeed's routers return none, but have a linear layer that does."""
+    gate = getattr(router, "gate", None)
+    return gate if isinstance(gate, nn.Linear) else router

@@ -16,6 +16,8 @@ _SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "moe_shared_expert_in
 _SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 FLOAT32_ROUTERS: Final = frozenset({"glm4_moe", "glm4_moe_lite", "minimax_m2"})
 """Model types whose routers are float32 in SGLang whatever the model is in."""
+BIASED_ROUTERS: Final = frozenset({"deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "minimax_m2"})
+"""Model types whose routers choose by scores plus a bias without gradient, and were tried with one that moves."""
 EXPERTS_ATTRIBUTE: Final = "num_local_experts"
 """Under which every configuration object of transformers has the number of experts."""
 _SWITCHES: Final = ("is_moe", "enable_moe_block")

@@ -93,9 +93,10 @@ def _require_trainable(settings: Settings) -> None:
             routing_replay=settings.objective.routing_replay,
             load_balance=settings.objective.load_balance_coefficient > 0,
             scales_routers=learner.router_rate_factor != 1,
+            moves_biases=settings.objective.expert_bias_rate > 0,
         )
         require_supported(plan)
-        require_adaptable(model_config, settings.lora, learner)
+        require_adaptable(model_config, settings.lora, learner, moves_biases=plan.moves_biases)
         require_sequence_parallel(
             model_config, learner.sequence_parallel, num_ranks=plan.num_ranks, load_balance=plan.load_balance
         )

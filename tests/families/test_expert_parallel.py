@@ -27,6 +27,13 @@ EXCHANGES = 5
 in backward the last two again."""
 
 
+BALANCED = {"load_balance_coefficient": 0.5, "zero_stage": 1}
+LOSS_KINDS = ["glm4_moe", "qwen3_moe"]
+BIASED = {"expert_bias_rate": 0.01, "export": True}
+BIAS_KINDS = ["deepseek_v3", "minimax_m2"]
+"""With the bias in the router, and beside it."""
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("families")
@@ -44,11 +51,13 @@ def plain(work: Path) -> Results:
             gradient_job(f"{kind}-1", model=kind, zero_stage=0, export=True),
             job(f"{kind}-given-1", model=kind, zero_stage=0, replay=True, **REPLAY),
         ]
+    jobs += [job(f"{kind}-biased-1", model=kind, zero_stage=1, steps=2, save_after=1, **BIASED) for kind in BIAS_KINDS]
     return run_jobs(work, 1, jobs)
 
 
 @pytest.fixture(scope="module")
-def two(work: Path) -> Results:
+def two(work: Path, plain: Results) -> Results:
+    """Two ranks, after the one, whose runs they continue."""
     jobs = []
     for kind in KINDS:
         jobs += [
@@ -57,6 +66,13 @@ def two(work: Path) -> Results:
             job(f"{kind}-reported-2", model=kind, zero_stage=2, expert_parallel=2, **REPORTED),
             job(f"{kind}-untrained", model=kind, zero_stage=3, expert_parallel=2, steps=0, export=True),
             job(f"{kind}-resumed", model=kind, zero_stage=3, expert_parallel=2, resume=f"{kind}-1", steps=0, export=True),
+        ]
+    for kind in LOSS_KINDS:
+        jobs += [gradient_job(f"{kind}-balanced-{n}", model=kind, expert_parallel=n, **BALANCED) for n in (1, 2)]
+    for kind in BIAS_KINDS:
+        jobs += [
+            job(f"{kind}-biased-2", model=kind, zero_stage=2, expert_parallel=2, steps=2, **BIASED),
+            job(f"{kind}-biased-on", model=kind, zero_stage=3, expert_parallel=2, resume=f"{kind}-biased-1", **BIASED),
         ]
     return run_jobs(work, 2, jobs)
 
@@ -118,3 +134,30 @@ def test_what_they_serve_and_export_has_the_names_and_bits_of_the_published_file
     assert set(trained) == set(resumed) == set(original)
     assert all(torch.equal(resumed[name], trained[name]) for name in trained), "a run continues in another layout"
     assert not all(torch.equal(trained[name], original[name]) for name in trained)
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_a_loss_that_balances_experts_is_the_same_where_ranks_share_them(kind: str, work: Path, two: Results) -> None:
+    """Compared on as many ranks: it depends on what is in a micro-batch."""
+    whole, shared, without = (two[0][f"{kind}-{name}"] for name in ("balanced-1", "balanced-2", "2"))
+    assert shared["losses"] == pytest.approx(whole["losses"], rel=1e-6, abs=1e-6)
+    assert shared["losses"][0] > without["losses"][0] + 0.5
+    number = sum(key.endswith("/exp_avg") for key in state(work, f"{kind}-1"))
+    require_gradients(work, f"{kind}-balanced-2", f"{kind}-balanced-1", tolerance=TOLERANCE, num_parameters=number)
+
+
+@pytest.mark.parametrize("kind", BIAS_KINDS)
+def test_biases_move_against_the_load_alike_in_every_layout_and_after_a_resume(
+    kind: str, work: Path, plain: Results, two: Results
+) -> None:
+    names = ("1", "2", "on")
+    before, *after = (load_file(path) for path in (work / kind / "model.safetensors",
+                      *(work / f"{kind}-biased-{name}.safetensors" for name in names)))  # fmt: skip
+    biases = [name for name in before if name.endswith("e_score_correction_bias")]
+    assert biases
+    for name in biases:
+        steps = (after[0][name] - before[name]) / BIASED["expert_bias_rate"]
+        torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-4)
+        assert set(steps.round().tolist()) <= {-2, -1, 0, 1, 2}
+        assert {-2, 2} & set(steps.round().tolist())
+        assert all(torch.equal(other[name], after[0][name]) for other in after[1:])

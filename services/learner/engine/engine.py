@@ -23,6 +23,7 @@ from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
+from gspo.moe.bias_balance import BiasBalance
 from gspo.moe.experts import ExpertShape
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
@@ -91,6 +92,7 @@ class LearnerEngine:
         choice = AdapterChoice(self.model, self._lora) if self._lora and self._lora.num_adapters > 1 else None
         self._passes = ForwardPasses(engine, settings, self._share, choice)
         self.shares_beginnings = self._passes.shares_beginnings
+        self._balance = BiasBalance(self.model, settings.expert_bias_rate) if settings.expert_bias_rate > 0 else None
         self._state = OptimizerState(engine, self._stage, self._shares, trained=None if self._lora is None else trained)
         self._coverage_known = False
         self._reference, self._teacher = reference, teacher
@@ -249,6 +251,8 @@ class LearnerEngine:
         if num_still >= len(micro_batches):
             raise ValueError("a mini-batch needs at least one micro-batch with a gradient, which may be empty")
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        # Ranks that share their rows count them once.
+        counts = self._share is None or self._share.index == 0
         for index, micro_batch in enumerate(micro_batches):
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
@@ -257,6 +261,8 @@ class LearnerEngine:
                 with torch.set_grad_enabled(index >= num_still):
                     with self.profile.phase("forward"):
                         result = self._passes.forward(packed, with_entropy=True)
+                    if self._balance is not None and counts:
+                        self._balance.count(result.experts, packed.mask_T)
                     with self.profile.phase("loss"):
                         loss = micro_batch_loss(packed, result, loss_fn)
                 if index >= num_still:
@@ -264,7 +270,7 @@ class LearnerEngine:
                         # DeepSpeed averages over ranks; the loss is a sum. Ranks that share a row have its loss each, and a
                         # gradient of their own slice of it.
                         self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-            if self._share is None or self._share.index == 0:
+            if counts:
                 totals[0] += loss.detach()
                 totals[1] += packed.num_tokens
                 totals[2] += packed.num_computed_tokens
@@ -277,6 +283,8 @@ class LearnerEngine:
                     group["lr"] *= factor
             learning_rate = float(self._engine.get_lr()[0])
             grad_norm = self._step()
+            if self._balance is not None:
+                self._balance.step(self.sum_over_ranks)
         return StepResult(
             loss=loss_sum,
             grad_norm=grad_norm,
@@ -473,9 +481,10 @@ def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings
         routing_replay=settings.routing_replay,
         load_balance=settings.load_balance_coefficient > 0,
         scales_routers=settings.learner.router_rate_factor != 1,
+        moves_biases=settings.expert_bias_rate > 0,
     )
     require_supported(plan)
-    require_adaptable(model_config, settings.lora, settings.learner)
+    require_adaptable(model_config, settings.lora, settings.learner, moves_biases=plan.moves_biases)
     together = settings.learner.sequence_parallel
     require_sequence_parallel(model_config, together, num_ranks=plan.num_ranks, load_balance=plan.load_balance)
 

@@ -9,10 +9,12 @@ from gspo.moe.mixture import mixture_of
 from gspo_services.shared.settings import Learner, LoraSection
 
 
-def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learner: Learner) -> None:
+def require_adaptable(
+    model_config: Mapping[str, Any], lora: LoraSection, learner: Learner, *, moves_biases: bool = False
+) -> None:
     """Raises: ValueError, which names the value and what to do, when ``lora`` cannot be trained.
 
-    ``model_config``: the model's config.json, or ``config.to_dict()``.
+    ``model_config``: the model's config.json, or ``config.to_dict()``. ``moves_biases``: of the routers, with the load.
     """
     if not lora.is_used:
         return
@@ -27,6 +29,11 @@ def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learne
         raise ValueError(
             f"router_rate_factor is {learner.router_rate_factor:g} and lora.rank is {lora.rank}: adapters leave the routers "
             "as they are; set learner.router_rate_factor = 1"
+        )
+    if moves_biases:
+        raise ValueError(
+            f"expert_bias_rate is above 0 and lora.rank is {lora.rank}: adapters leave the routers as they are; set "
+            "objective.expert_bias_rate = 0"
         )
     size = learner.expert_parallel
     if size > 1 and "experts" in lora.target_modules:

@@ -46,6 +46,8 @@ class EngineSettings:
     """The entropies of a training pass carry a gradient, for an entropy bonus."""
     load_balance_coefficient: float = 0.0
     """Weight of the auxiliary loss of ``gspo.moe.load_balance``; a dense model is refused."""
+    expert_bias_rate: float = 0.0
+    """The step of ``gspo.moe.bias_balance``; models whose routers have no bias are refused."""
     lora: LoraSection = field(default_factory=LoraSection)
     """With a rank above 0 only adapters are trained; the weights that leave the engine have them merged."""
     leaves_device: bool = False
@@ -67,6 +69,7 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         replays_engine=settings.objective.routing_replay_from == "engine",
         seed=settings.run.seed,
         load_balance_coefficient=settings.objective.load_balance_coefficient,
+        expert_bias_rate=settings.objective.expert_bias_rate,
         keeps_reference=settings.objective.kl_coefficient > 0,
         teacher=Path(settings.distillation.directory) if settings.distillation.directory else None,
         teacher_server=_teacher_server(settings),

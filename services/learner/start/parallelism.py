@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gspo.moe.mixture import mixture_of
+from gspo.moe.mixture import BIASED_ROUTERS, mixture_of
 from gspo_services.learner.start.autoep import AUTOEP_FAILURES, AUTOEP_FAMILIES, AUTOEP_TRIED
 from gspo_services.shared.estimates import ShapeError, live_elements, shape_of
 
@@ -35,6 +35,8 @@ class Parallelism:
     """Whether an auxiliary loss needs the routers' logits."""
     scales_routers: bool = False
     """Whether routers have a learning rate of their own."""
+    moves_biases: bool = False
+    """Whether the routers' biases move against the load of experts."""
 
 
 def parallelism_of(
@@ -45,6 +47,7 @@ def parallelism_of(
     routing_replay: bool,
     load_balance: bool = False,
     scales_routers: bool = False,
+    moves_biases: bool = False,
 ) -> Parallelism:
     """Read them from the model's config.json, or ``config.to_dict()``."""
     return Parallelism(
@@ -53,6 +56,7 @@ def parallelism_of(
         routing_replay=routing_replay,
         load_balance=load_balance,
         scales_routers=scales_routers,
+        moves_biases=moves_biases,
         model_type=str(model_config.get("model_type", "")),
         num_experts=mixture_of(model_config).experts,
         hidden_act=str(model_config.get("hidden_act", "silu")),
@@ -88,12 +92,12 @@ def require_supported(plan: Parallelism) -> None:
             f"router_rate_factor is not 1 and a {plan.model_type} model has no routers: their learning rate needs a mixture "
             "of experts; set learner.router_rate_factor = 1"
         )
-    size = plan.expert_parallel
-    if plan.load_balance and size > 1:
+    if plan.moves_biases and plan.model_type not in BIASED_ROUTERS:
         raise ValueError(
-            f"load_balance_coefficient is above 0 and expert_parallel is {size}: DeepSpeed's routers give no logits; set "
-            "objective.load_balance_coefficient = 0, or use expert_parallel = 1"
+            f"expert_bias_rate is above 0 and model_type is {plan.model_type!r}: routers with a bias that can be moved are "
+            f"known of {', '.join(sorted(BIASED_ROUTERS))}; set objective.expert_bias_rate = 0"
         )
+    size = plan.expert_parallel
     if size < 1:
         raise ValueError(f"expert_parallel is {size}; it must be 1 (off) or a number of ranks")
     if size == 1:

@@ -25,7 +25,11 @@ class ObjectiveSettings(Objective):
     layers x experts per token bytes. A server at rollout.server_url needs --enable-return-routed-experts."""
     load_balance_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Mixture of experts only: weight of the auxiliary loss that keeps experts in use (Switch Transformer), per token of the
-    optimizer step. 0: none. Models are pre-trained with about 0.001. It needs learner.expert_parallel = 1."""
+    optimizer step. 0: none. Models are pre-trained with about 0.001."""
+    expert_bias_rate: Annotated[float, Field(ge=0)] = 0.0
+    """Mixture of experts of DeepSeek-V3's kind only: the step by which, after each optimizer step, each expert's bias of its
+    router moves against its load (Loss-Free Balancing; DeepSeek-V3 used 0.001). Biases are served, saved and exported
+    like weights. 0: they stay. Not with adapters."""
     advantage: Literal["sequence", "turn", "role"] = "sequence"
     """Group-relative advantage of the whole trajectory; per turn from the rewards that follow it; or per role from its
     rewards, where agent.roles are several. turn and role compare a role with itself alone."""
