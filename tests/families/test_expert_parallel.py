@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start import AUTOEP_FAMILIES
@@ -25,13 +26,13 @@ REPORTED = {**REPLAY, "replays_engine": True, "reported": "own", "steps": 2}
 EXCHANGES = 5
 """Of a layer with experts in a micro-batch: how many tokens each rank sends, the tokens, and what the experts make of them;
 in backward the last two again."""
-
-
 BALANCED = {"load_balance_coefficient": 0.5, "zero_stage": 1}
 LOSS_KINDS = ["glm4_moe", "qwen3_moe"]
 BIASED = {"expert_bias_rate": 0.01, "export": True}
 BIAS_KINDS = ["deepseek_v3", "minimax_m2"]
 """With the bias in the router, and beside it."""
+SLOW = "gpt_oss"
+"""Its experts are not DeepSpeed's."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,7 @@ def two(work: Path, plain: Results) -> Results:
         ]
     for kind in LOSS_KINDS:
         jobs += [gradient_job(f"{kind}-balanced-{n}", model=kind, expert_parallel=n, **BALANCED) for n in (1, 2)]
+    jobs.append(gradient_job("slow", model=SLOW, zero_stage=1, expert_parallel=2, router_rate_factor=0.25))
     for kind in BIAS_KINDS:
         jobs += [
             job(f"{kind}-biased-2", model=kind, zero_stage=2, expert_parallel=2, steps=2, **BIASED),
@@ -161,3 +163,15 @@ def test_biases_move_against_the_load_alike_in_every_layout_and_after_a_resume(
         assert set(steps.round().tolist()) <= {-2, -1, 0, 1, 2}
         assert {-2, 2} & set(steps.round().tolist())
         assert all(torch.equal(other[name], after[0][name]) for other in after[1:])
+
+
+def test_routers_alone_move_by_their_factor(work: Path, two: Results) -> None:
+    start = dict(AutoModelForCausalLM.from_pretrained(work / SLOW).named_parameters())
+    slow, fast = state(work, "slow"), state(work, f"{SLOW}-2")
+    assert two[0]["slow"]["losses"] == two[0][f"{SLOW}-2"]["losses"]
+    for name in ("router.weight", "router.bias", "experts.gate_up_proj_bias", "experts.down_proj", "experts.down_proj_bias"):
+        key = f"model.layers.0.mlp.{name}"
+        factor = 0.25 if name.startswith("router") else 1.0
+        change = factor * (fast[f"{key}/weight"] - start[key].detach())
+        assert change.norm() > 1e-6, name
+        assert (slow[f"{key}/weight"] - start[key].detach() - change).norm() <= 1e-3 * change.norm(), name

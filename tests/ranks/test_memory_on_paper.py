@@ -33,6 +33,7 @@ LAYOUTS: Final = (
     Case(model="Qwen3-235B-A22B", layers=4, num_ranks=64),
     Case(model="GLM-4.5-Air", layers=4, num_ranks=24),
     Case(model="gpt-oss-120b", layers=2, num_ranks=8),
+    Case(model="gpt-oss-120b", layers=2, num_ranks=8, learner={"expert_parallel": 8}),
 )
 FLOAT32: Final[dict[str, Any]] = {"dtype": "float32", "zero_stage": 1, "activation_checkpointing": False}
 # On paper, experts are multiplied in bfloat16 alone.

@@ -27,6 +27,7 @@ from gspo.moe.bias_balance import BiasBalance
 from gspo.moe.experts import ExpertShape
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
+from gspo_services.learner.engine.biased_experts import fitting_layers
 from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
 from gspo_services.learner.engine.expert_parallel import expert_shares, keep_names
 from gspo_services.learner.engine.forward import ForwardPasses, own_row_share
@@ -153,14 +154,15 @@ class LearnerEngine:
         if plan is not None:
             inject_lora(model, plan, seed=settings.seed)
         warmup = max(1, settings.learner.warmup_steps)
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            model_parameters=parameter_groups(model, settings.learner),
-            config=deepspeed_config(settings, model_config),
-            # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
-            lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
-            dist_init_required=False,
-        )
+        with fitting_layers(model.config.model_type):
+            engine, *_ = deepspeed.initialize(
+                model=model,
+                model_parameters=parameter_groups(model, settings.learner),
+                config=deepspeed_config(settings, model_config),
+                # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
+                lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
+                dist_init_required=False,
+            )
         limit_waiting(settings.learner.collective_timeout_s)
         keep_names(engine.module, model.config.model_type)
         if plan is not None:

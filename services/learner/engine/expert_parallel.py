@@ -48,7 +48,7 @@ def keep_names(model: nn.Module, model_type: str) -> None:
     family = AUTOEP_FAMILIES[model_type]
     for layer in layers:
         # Nobody reads the logits that some presets return, too.
-        layer.return_router_logits = False
+        layer.return_router_logits &= layer.router_logits_capture_target != "router"
         router, gate = layer.router, layer.router.gate
         _rename(layer, "router", family.get("router_pattern", "gate"))
         for name in ("shared_experts", "shared_experts_gate"):

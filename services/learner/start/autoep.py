@@ -1,6 +1,7 @@
 """DeepSpeed's AutoEP by families: which it computes exactly, with what it has to be told of them, and why not others.
 
-A family is here once its logits, gradients, exports and resumed runs were compared with those of the plain model.
+A family is here once its logits, gradients, exports and resumed runs were compared with those of the plain model. The
+experts of gpt-oss are computed in ``gspo_services.learner.engine.biased_experts``.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ AUTOEP_FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "dots1": _GLM,
     "minimax_m2": {**_STACKED, "score_func": "sigmoid"},
     "olmoe": {**_STACKED, "score_func": "softmax"},
+    "gpt_oss": {**_STACKED, "router_pattern": "router", "score_func": "softmax", "expert_activation": "swiglu_oai"},
     "granitemoe": {
         **_STACKED,
         "moe_layer_pattern": r"model\.layers\.\d+\.block_sparse_moe",
@@ -55,7 +57,6 @@ BIAS_BESIDE_ROUTER: Final = frozenset({"minimax_m2"})
 """Model types whose routers' bias is a buffer of the layer, not of the router."""
 _TAKES_PAIRS: Final = "applies the router's weights to the experts' output, where Llama 4 applies them to their input"
 AUTOEP_FAILURES: Final[Mapping[str, str]] = {
-    "gpt_oss": "drops the experts' biases and takes gate and up, which are interleaved there, for two halves",
     "llama4": _TAKES_PAIRS,
     "llama4_text": _TAKES_PAIRS,
     "nemotron_h": "needs experts with a gate, which Nemotron-H has not",

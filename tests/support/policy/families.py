@@ -49,6 +49,9 @@ MORE_SHARED: Final[dict[str, dict[str, Any]]] = {
     "qwen2_moe": {"num_experts": 8, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
     "qwen3_next": _LINEAR,
     "qwen3_5_moe_text": _LINEAR,
+    "gpt_oss": {
+        "num_local_experts": 8, "head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
+    },
     "dots1": {**_SIGMOID, "num_key_value_heads": 4, "head_dim": 16, "n_group": 2},
     "minimax_m2": {"num_local_experts": 8, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 8},
     "granitemoe": {
