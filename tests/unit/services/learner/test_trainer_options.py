@@ -205,9 +205,12 @@ def test_the_balance_losses_of_all_ranks_micro_batches_are_a_mean_over_the_steps
 def test_the_engine_of_a_run_has_what_its_objective_needs() -> None:
     plain = engine_settings_of(Settings(), "cpu")
     assert (plain.keeps_reference, plain.entropy_gradient, plain.load_balance_coefficient) == (False, False, 0.0)
-    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01, "load_balance_coefficient": 0.001}
+    assert plain.expert_bias_rate == 0.0
+    penalties = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01, "load_balance_coefficient": 0.001}
+    objective = penalties | {"expert_bias_rate": 0.002}
     every = engine_settings_of(Settings.model_validate({"objective": objective}), "cpu")
     assert (every.keeps_reference, every.entropy_gradient, every.load_balance_coefficient) == (True, True, 0.001)
+    assert every.expert_bias_rate == 0.002
 
 
 @pytest.mark.parametrize("max_tokens_per_micro_batch", [50, 10_000])
