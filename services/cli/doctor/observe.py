@@ -25,7 +25,7 @@ from gspo_services.cli.run import FINAL_EVENTS, last_error
 from gspo_services.runs.learning import ShownAnswer, outcome_of, shown_answers
 from gspo_services.runs.metrics import NoMetrics, read_metrics
 from gspo_services.shared.learning import LearningWatch
-from gspo_services.shared.net.http_content import UNCOMPRESSED, content_within
+from gspo_services.shared.runtime.http_content import UNCOMPRESSED, content_within
 from gspo_services.shared.runtime.log_files import read_end
 from gspo_services.shared.settings import Settings
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from gspo_services.shared.net.http_content import UNCOMPRESSED, TooMuchContentError, content_within
 from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.http_content import UNCOMPRESSED, TooMuchContentError, content_within
 from gspo_services.shared.runtime.plain_text import without_passwords
 
 K = TypeVar("K")

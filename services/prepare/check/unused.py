@@ -10,8 +10,7 @@ from gspo_services.prepare.check.situation import ReadModel, Situation, is_for_s
 from gspo_services.shared.estimates import work_of
 from gspo_services.shared.placement import Machine, placement_of, require_pythons, this_machine
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import SCHEDULED, Evaluation, Scheduled, curves
-from gspo_services.shared.settings.server_options import untried
+from gspo_services.shared.settings import SCHEDULED, Evaluation, Scheduled, curves, untried
 
 MANY_MICRO_BATCHES: Final = 64
 MUCH_EVALUATION: Final = 0.5

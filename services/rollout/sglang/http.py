@@ -12,7 +12,7 @@ import msgspec
 from aiohttp.http_exceptions import LineTooLong
 
 from gspo_services.rollout.sglang.generation import is_about_the_request
-from gspo_services.shared.net.http_content import UNCOMPRESSED, TooMuchContentError, content_within
+from gspo_services.shared.runtime.http_content import UNCOMPRESSED, TooMuchContentError, content_within
 
 T = TypeVar("T")
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from gspo_services.shared.net.http_content import UNCOMPRESSED, content_within
+from gspo_services.shared.runtime.http_content import UNCOMPRESSED, content_within
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gspo_services.shared.settings.server_options import QUANTISING_FORMATS, REFUSED
+from gspo_services.shared.settings import QUANTISING_FORMATS, REFUSED_OPTIONS
 from gspo_services.shared.weights import Spread
 
 _OF_RANKS: Final = (
@@ -75,10 +75,10 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"the SGLang server was started with {option} {value}: {REFUSED[option]}")
+                raise ValueError(f"the SGLang server was started with {option} {value}: {REFUSED_OPTIONS[option]}")
         if self.load_format in (*QUANTISING_FORMATS, "dummy"):
             raise ValueError(
-                f"the SGLang server was started with --load-format {self.load_format}: {REFUSED['--quantization']}"
+                f"the SGLang server was started with --load-format {self.load_format}: {REFUSED_OPTIONS['--quantization']}"
             )
 
     @property
@@ -104,7 +104,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _POLICY: Final = [
-    name for name in ServerInfo.__struct_fields__ if f"--{name.replace('_', '-')}" in REFUSED and name not in _OF_RANKS
+    name
+    for name in ServerInfo.__struct_fields__
+    if f"--{name.replace('_', '-')}" in REFUSED_OPTIONS and name not in _OF_RANKS
 ]
 _DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(ServerInfo)}
 

@@ -64,6 +64,7 @@ from gspo_services.shared.settings.sections import (
     curves,
     value_at,
 )
+from gspo_services.shared.settings.server_options import QUANTISING_FORMATS, REFUSED_OPTIONS, untried
 from gspo_services.shared.settings.told import HIDDEN, told_settings
 
 __all__ = [
@@ -72,6 +73,8 @@ __all__ = [
     "FETCHED",
     "HIDDEN",
     "ONLY_SET",
+    "QUANTISING_FORMATS",
+    "REFUSED_OPTIONS",
     "REMOVED",
     "RENAMED",
     "RESERVED",
@@ -124,6 +127,7 @@ __all__ = [
     "several_brokers_in",
     "told_settings",
     "training_settings",
+    "untried",
     "value_at",
     "value_text",
     "write_run_settings",

@@ -201,10 +201,10 @@ def _names(text: str) -> list[str]:
     return [f"--{name}" for name in text.split()]
 
 
-REFUSED: Final[Mapping[str, str]] = {name: reason for reason, text in _REFUSED.items() for name in _names(text)}
+REFUSED_OPTIONS: Final[Mapping[str, str]] = {name: reason for reason, text in _REFUSED.items() for name in _names(text)}
 HARMLESS: Final = frozenset(_names(_HARMLESS))
 UNTRIED: Final = frozenset(_names(_UNTRIED))
-KNOWN: Final = frozenset({*REFUSED, *HARMLESS, *UNTRIED, *RANKS})
+KNOWN: Final = frozenset({*REFUSED_OPTIONS, *HARMLESS, *UNTRIED, *RANKS})
 
 
 def objection(arguments: Sequence[str]) -> str:
@@ -212,10 +212,10 @@ def objection(arguments: Sequence[str]) -> str:
     for name, value in _options(arguments):
         if name in RANKS and value != "1":
             return f"{name} {value}: {RANKS[name]}"
-        if name in REFUSED:
-            return f"{name}: {REFUSED[name]}"
+        if name in REFUSED_OPTIONS:
+            return f"{name}: {REFUSED_OPTIONS[name]}"
         if name == "--load-format" and value not in _LOADED:
-            return f"{name} {value}: {REFUSED['--quantization' if value in QUANTISING_FORMATS else '--revision']}"
+            return f"{name} {value}: {REFUSED_OPTIONS['--quantization' if value in QUANTISING_FORMATS else '--revision']}"
     return ""
 
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import aiohttp
 
-from gspo_services.shared.net.http_content import UNCOMPRESSED
+from gspo_services.shared.runtime.http_content import UNCOMPRESSED
 from gspo_services.shared.runtime.plain_text import without_passwords
 from gspo_services.tasks.json_rewards.reading import MAX_ANSWER_BYTES
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from gspo_services.rollout.sglang.generation import NEUTRAL
-from gspo_services.shared.settings.server_options import HARMLESS, KNOWN, RANKS, REFUSED, UNTRIED, objection, untried
+from gspo_services.shared.settings.server_options import HARMLESS, KNOWN, RANKS, REFUSED_OPTIONS, UNTRIED, objection, untried
 
 _OWN = {"max_new_tokens", "temperature", "top_p", "top_k", "ignore_eos", "stream_interval"}
 _OF_TEXT = {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
@@ -21,7 +21,7 @@ def test_each_option_of_the_installed_sglang_is_known() -> None:
     ServerArgs.add_cli_args(parser)
     names = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
     assert names == KNOWN
-    assert len(names) == len(REFUSED) + len(HARMLESS) + len(UNTRIED) + len(RANKS)
+    assert len(names) == len(REFUSED_OPTIONS) + len(HARMLESS) + len(UNTRIED) + len(RANKS)
 
 
 def test_each_parameter_of_a_request_is_stated_with_sglangs_own_neutral_value() -> None:
