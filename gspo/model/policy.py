@@ -12,7 +12,7 @@ from gspo.model.activations import keep_checkpoints_on_host, tile_mlps
 from gspo.model.attention import register_segment_attention
 from gspo.model.linear_attention import LINEAR_ATTENTION, by_rows
 from gspo.model.logprobs import attach_logprob_head
-from gspo.model_files.loading import WHOLE_MODEL, WeightPlaces, load_from_files
+from gspo.model_files.loading import WHOLE_MODEL, WeightPlaces, load_converted, load_from_files
 
 PACKED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 """Types of layers whose attention is computed within each segment of a packed row."""
@@ -28,12 +28,7 @@ def load_policy(model_dir: Path, dtype: torch.dtype, placement: WeightPlaces = W
     attention = register_segment_attention()
     model = load_from_files(model_dir, dtype, attention=attention, placement=placement)
     if model is None:
-        from transformers import AutoModelForCausalLM
-
-        with placement.converting():
-            model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
-            )
+        model = load_converted(model_dir, dtype, attention=attention, placement=placement)
     restore_rotary_frequencies(model)
     return model
 

@@ -2,7 +2,8 @@
 
 Import from the module that defines a name; this door stays free of torch.
 
-    folder      ``ModelFolder``, ``ModelFilesError``
-    sources     ``sources_of``
-    loading     ``load_from_files``, ``WeightPlaces``, ``WHOLE_MODEL``
+    configuration   ``read_config``, ``require_unquantised``
+    folder          ``ModelFolder``, ``ModelFilesError``
+    sources         ``sources_of``
+    loading         ``load_from_files``, ``load_config``, ``WeightPlaces``, ``WHOLE_MODEL``
 """

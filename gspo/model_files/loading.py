@@ -6,7 +6,8 @@ nothing but a warning. Here that is an error, as is every other mistake in the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,13 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from gspo.model_files.configuration import READ_AS, read_config, require_unquantised
 from gspo.model_files.folder import DTYPES, ModelFilesError, ModelFolder, StoredTensor
 from gspo.model_files.sources import WantedTensor, sources_of
+
+_LAYER: Final = re.compile(r".*?\blayers\.\d+\.")
+_DERIVED: Final = ("rotary_emb.inv_freq", ".bias_mask", ".masked_bias")
+"""Ends of names of what old files hold although it follows from config.json."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +71,39 @@ class _WholeModel:
 WHOLE_MODEL: Final[WeightPlaces] = _WholeModel()
 
 
+def load_config(directory: Path) -> Any:
+    """Make transformers' configuration. Raises: ValueError for a model that it does not know, or a quantised one."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    content = read_config(directory)
+    require_unquantised(content)
+    kind = str(content.get("model_type"))
+    if kind in READ_AS.values():
+        return CONFIG_MAPPING[kind].from_dict(content)
+    if content.get("auto_map") and kind not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{directory}: {kind[:50]} is known to code of its own alone (auto_map), which is never executed; use a model "
+            "that transformers has a class of"
+        )
+    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
 def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, placement: WeightPlaces = WHOLE_MODEL) -> Any:
     """Load a causal language model. None when its class converts weights in ways that only transformers itself knows.
 
     Collective where ``placement`` is.
     Raises: ModelFilesError when the files do not hold the model of config.json; other ValueErrors of transformers.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    config = load_config(model_dir)
     with torch.device("meta"):
         # Also imports the model's classes: those imported inside DeepSpeed's zero.Init would stay without initialiser.
         bare = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     wanted = None if bare._keep_in_fp32_modules_strict else _wanted(bare)
     if wanted is None:
+        _require_once(bare, model_dir)
         return None
     folder, found = _agreed(model_dir, wanted, placement)
     with folder:
@@ -93,6 +118,62 @@ def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, plac
     return model.eval()
 
 
+def load_converted(model_dir: Path, dtype: torch.dtype, *, attention: str, placement: WeightPlaces = WHOLE_MODEL) -> Any:
+    """Load what ``load_from_files`` cannot, as transformers does. Collective where ``placement`` is.
+
+    Raises: as ``load_from_files``. transformers itself would give random values to what the files lack.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with placement.converting():
+        model, found = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            config=load_config(model_dir),
+            dtype=dtype,
+            attn_implementation=attention,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    absent = [*sorted(found["missing_keys"]), *(str(each[0]) for each in found["mismatched_keys"])]
+    if absent:
+        raise ModelFilesError(
+            f"{model_dir} has no {absent[0]} of the shape that config.json asks for: the weights belong to another model or "
+            "are incomplete; copy or download the model again"
+        )
+    _require_all_read(model_dir, set(model.state_dict()), found["unexpected_keys"])
+    return model
+
+
+def _require_once(bare: Any, model_dir: Path) -> None:
+    """Raises: ModelFilesError when files hold a tensor and also those that make it, of which transformers can read one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with ModelFolder(model_dir) as folder:
+        there = set(folder.tensors)
+    own = bare.state_dict()
+    for name in sorted(there & own.keys()):
+        parts = revert_weight_conversion(bare, {name: torch.empty(own[name].shape, device="meta")})
+        _require_all_read(model_dir, [name], there & (parts.keys() - {name}))
+
+
+def _require_all_read(model_dir: Path, wanted: Collection[str], unread: Iterable[str]) -> None:
+    """Raises: ModelFilesError when files have more of a layer than is read.
+
+    Other layers may be there, which predict further tokens, and parts beside the decoder.
+    """
+    layers = {found[0] for name in wanted if (found := _LAYER.match(name))}
+    beside = sorted(
+        name for name in unread if (found := _LAYER.match(name)) and found[0] in layers and not name.endswith(_DERIVED)
+    )
+    if beside:
+        raise ModelFilesError(
+            f"{model_dir} has {beside[0]}, for which config.json has no place ({len(beside)} such tensors): the weights "
+            "belong to another model; copy or download the model again"
+        )
+
+
 def _agreed(
     model_dir: Path, wanted: Mapping[str, list[list[WantedTensor]]], placement: WeightPlaces
 ) -> tuple[ModelFolder, dict[str, list[StoredTensor]]]:
@@ -101,6 +182,8 @@ def _agreed(
     try:
         folder = ModelFolder(model_dir)
         found = {name: _find(folder, choices) for name, choices in wanted.items()}
+        read = {stored.name for each in found.values() for stored in each}
+        _require_all_read(model_dir, read, folder.tensors.keys() - read)
     except ModelFilesError as error:
         failure = error
     placement.agree(failure)

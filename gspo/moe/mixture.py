@@ -24,6 +24,18 @@ _SWITCHES: Final = ("is_moe", "enable_moe_block")
 """Keys with which a configuration that names experts may say that there are none."""
 _DENSE_LAYER, _EXPERT_BLOCK = "dense", "moe"
 _LARGEST: Final = 2**40
+MOST_LAYERS: Final = 10_000
+_ROUTERS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "scoring_func": ("softmax", "sigmoid", "sqrtsoftplus"),
+    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
+}
+"""What a key may say of a router, of any model."""
+_BIASED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,),
+}  # fmt: skip
+"""The same of families whose class in transformers has one kind of router and ignores the key: with another value SGLang
+would compute another model."""
+_ROUTERS_OF: Final = dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2"), _BIASED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +60,23 @@ class Mixture:
 
 
 def mixture_of(config: Mapping[str, Any]) -> Mixture:
-    """Read it from config.json, or ``config.to_dict()``. Raises: ValueError, which names a key whose value is no number."""
+    """Read it from config.json, or ``config.to_dict()``.
+
+    Raises: ValueError, which names a key whose value is no number, or which asks for a router that nobody computes.
+    """
     experts = _first(config, _EXPERTS)
     if not experts or any(config.get(key) is False for key in _SWITCHES):
         return Mixture()
-    width = _first(config, _WIDTH)
+    width, chosen = _first(config, _WIDTH), _first(config, _CHOSEN) or experts
+    _require_router(config, experts, chosen)
     return Mixture(
         experts=experts,
-        chosen=_first(config, _CHOSEN) or experts,
+        chosen=chosen,
         width=width,
         # Qwen gives the width of its shared expert; GLM and DeepSeek their number, each as wide as the others.
         shared_width=_first(config, _SHARED_WIDTH) or _first(config, _SHARED) * width,
         shared_gate=bool(config.get(_SHARED_WIDTH[0])),
-        dense_layers=_dense_layers(config, _number("num_hidden_layers", config.get("num_hidden_layers") or 0)),
+        dense_layers=_dense_layers(config, _layers(config)),
     )
 
 
@@ -84,6 +100,30 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
     return frozenset(layer for layer in range(layers) if layer in listed or layer < first or (layer + 1) % step)
 
 
+def _require_router(config: Mapping[str, Any], experts: int, chosen: int) -> None:
+    for key, known in _ROUTERS_OF.get(str(config.get("model_type")), _ROUTERS).items():
+        value = config.get(key)
+        if value is not None and value not in known:
+            raise ValueError(
+                f"{key} is {str(value)[:100]}: routers of this model are computed with {' or '.join(map(str, known))}; "
+                "correct config.json, or use another model"
+            )
+    if chosen > experts:
+        raise ValueError(f"{chosen} experts a token of {experts} in a layer: there are not so many; correct config.json")
+    groups, limited = _first(config, ("n_group",)) or 1, _first(config, ("topk_group",)) or 1
+    if experts % groups or limited > groups:
+        raise ValueError(
+            f"n_group is {groups} and topk_group {limited}: {experts} experts cannot be chosen so; correct config.json"
+        )
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    layers = _number("num_hidden_layers", config.get("num_hidden_layers") or 0)
+    if layers > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers}: at most {MOST_LAYERS:,} are read; correct config.json")
+    return layers
+
+
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
     """The value of the first of these keys that has one; 0: none."""
     found = next((key for key in keys if config.get(key)), None)
@@ -92,5 +132,5 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
 
 def _number(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST:
-        raise ValueError(f"{key} is {str(value)[:100]}: expected a number from 1 up")
+        raise ValueError(f"{key} is {str(value)[:100]}: expected a number from 1 up; correct config.json")
     return value

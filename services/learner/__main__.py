@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
+from gspo.model_files.configuration import read_config, require_unquantised
 from gspo_protocol.sessions import new_session
 from gspo_services.learner.start import (
     Node,
@@ -19,7 +20,6 @@ from gspo_services.learner.start import (
     is_rank,
     log_expected_memory,
     parallelism_of,
-    read_model_config,
     require_adaptable,
     require_positions,
     require_sequence_parallel,
@@ -85,7 +85,8 @@ def _require_trainable(settings: Settings) -> None:
     require_model(settings.model.path)
     learner = settings.learner
     try:
-        model_config = read_model_config(settings.model.path)
+        model_config = read_config(settings.model.path)
+        require_unquantised(model_config)
         plan = parallelism_of(
             model_config,
             num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks * learner.num_nodes,
@@ -136,7 +137,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         require_bfloat16(settings, torch.cuda.get_device_name(), torch.cuda.get_device_capability())
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
     if rank == 0:
-        model_config = read_model_config(settings.model.path)
+        model_config = read_config(settings.model.path)
         log_expected_memory(model_config, settings, engine_settings.device)
         warn_without_rdma(model_config, settings, engine_settings.device)
     # One rank of each machine answers the probes. Only rank 0 has the learner's metrics.

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving import serving_weights
-from gspo_services.prepare.check.model import TRIED
+from gspo_services.prepare.check.weights import TRIED
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from gspo_services.learner.start import read_model_config
+from gspo.model_files.configuration import read_config
 from gspo_services.shared.estimates import MemoryRow, memory_rows, shape_of
 from gspo_services.shared.settings import Settings
 from tests.support.learner.ranks import Ranks
@@ -51,7 +51,7 @@ def test_the_table_is_within_a_tenth_of_what_ranks_take(tmp_path: Path, what: st
     found = [json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8"))[1] for rank in range(RANKS)]
     measured = sum(each["trained"] for each in found) / RANKS
     settings = Settings.model_validate({"learner": learner | {"num_ranks": RANKS}})
-    rows = memory_rows(shape_of(read_model_config(tmp_path / "model")), settings, cuda=False)
+    rows = memory_rows(shape_of(read_config(tmp_path / "model")), settings, cuda=False)
     expected = sum(_exact(row) for row in rows if row.name in COMPARED)
     assert expected > 150 * 2**20, "too small a model to tell"
     assert measured == pytest.approx(expected, rel=0.1), (

@@ -24,6 +24,7 @@ from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
 from gspo.moe.bias_balance import BiasBalance
+from gspo.model_files.configuration import read_config
 from gspo.moe.experts import ExpertShape
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
@@ -52,7 +53,6 @@ from gspo_services.learner.start import (
     EngineSettings,
     parallelism_of,
     position_limit,
-    read_model_config,
     require_adaptable,
     require_sequence_parallel,
     require_supported,
@@ -117,7 +117,7 @@ class LearnerEngine:
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
         init_distributed(settings.device, settings.learner.collective_timeout_s)
-        model_config = read_model_config(model_dir)
+        model_config = read_config(model_dir)
         _require_supported(model_config, settings)
         reference = _load_frozen(model_dir, settings) if settings.keeps_reference else None
         teacher = _teacher(settings)

@@ -16,7 +16,6 @@ from gspo_services.learner.start.parallelism import (
     gathering_config,
     offload_config,
     parallelism_of,
-    read_model_config,
     require_supported,
 )
 from gspo_services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
@@ -38,7 +37,6 @@ __all__ = [
     "offload_config",
     "parallelism_of",
     "position_limit",
-    "read_model_config",
     "require_adaptable",
     "require_apart",
     "require_positions",

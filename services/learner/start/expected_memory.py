@@ -8,8 +8,8 @@ from typing import Any
 
 import structlog
 
+from gspo.model_files.configuration import read_config
 from gspo_services.learner.start.engine_settings import Device
-from gspo_services.learner.start.parallelism import read_model_config
 from gspo_services.shared.estimates import ShapeError, memory_rows, shape_of
 from gspo_services.shared.settings import Settings
 
@@ -24,7 +24,7 @@ def log_expected_memory(model_config: Mapping[str, Any], settings: Settings, dev
     try:
         shape = shape_of(model_config)
         teacher = settings.distillation.directory
-        parameters = shape_of(read_model_config(Path(teacher))).parameters if teacher else 0
+        parameters = shape_of(read_config(Path(teacher))).parameters if teacher else 0
     except ShapeError as error:
         log.info("memory_not_estimated", reason=str(error))
         return

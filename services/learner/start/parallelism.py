@@ -5,10 +5,8 @@ DeepSpeed would notice only after minutes, on some ranks, or never.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from gspo.moe.mixture import BIASED_ROUTERS, mixture_of
@@ -61,18 +59,6 @@ def parallelism_of(
         num_experts=mixture_of(model_config).experts,
         hidden_act=str(model_config.get("hidden_act", "silu")),
     )
-
-
-def read_model_config(model_dir: Path) -> dict[str, Any]:
-    """Read the config.json of a model directory. Raises: ValueError when it is missing or not an object."""
-    path = model_dir / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; give the directory of a Hugging Face model") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, not a model's configuration")
-    return config
 
 
 def require_supported(plan: Parallelism) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gspo.model_files.configuration import read_config
 from gspo_services.learner.start.long_context import position_limit, require_sequence_parallel
-from gspo_services.learner.start.parallelism import read_model_config
 from gspo_services.shared.settings import Settings
 
 
@@ -23,7 +23,7 @@ def require_teacher(settings: Settings, model_dir: Path) -> dict[str, Any] | Non
         return None
     teacher_dir = Path(settings.distillation.directory)
     try:
-        config, own = read_model_config(teacher_dir), read_model_config(model_dir)
+        config, own = read_config(teacher_dir), read_config(model_dir)
         _require_same_tokens(teacher_dir, model_dir)
         sizes = [int(each.get("vocab_size") or 0) for each in (config, own)]
         if sizes[0] < sizes[1]:

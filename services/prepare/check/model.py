@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from gspo.model_files.configuration import read_config, require_unquantised
+from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start import (
     TRAINED_LAYERS,
     parallelism_of,
     position_limit,
-    read_model_config,
     require_adaptable,
     require_apart,
     require_sequence_parallel,
@@ -25,18 +22,13 @@ from gspo_services.learner.start import (
 )
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
+from gspo_services.prepare.check.weights import TRIED, weight_findings
 from gspo_services.shared.estimates import ShapeError, shape_of, trained_parameters
 from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings import Scheduled, critical_batches
 from gspo_services.shared.weights import ServedError, require_servable
 
-COUNTED: Final = frozenset({"qwen3", "qwen3_moe"})
-"""Model types whose files have the parameters and nothing else, such as layers that predict further tokens."""
-TRIED: Final = COUNTED | {"deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "olmoe"}
-"""Families whose weights were compared with a real engine's, bit by bit."""
 OTHER_MODEL: Final = "use a model whose class ends in ForCausalLM: docs/guide/learner.md has a table of families"
-MOST_HEADER_BYTES: Final = 100 * 2**20
-TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def read_model(situation: Situation) -> tuple[ReadModel, list[Finding]]:
@@ -52,7 +44,7 @@ def read_model(situation: Situation) -> tuple[ReadModel, list[Finding]]:
             )  # fmt: skip
         return ReadModel(config={}, shape=None), [found]
     try:
-        config = read_model_config(path)
+        config = read_config(path)
     except (ValueError, RecursionError) as error:
         broken = Finding(check="model", status="fail", text=str(error), way_out="download or save the model again")
         return ReadModel(config={}, shape=None), [broken]
@@ -71,9 +63,10 @@ def model_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     if not model.config:
         return
     yield _architecture(situation, model)
-    yield from _ranks(situation, model)
+    if _is_readable(model.config):
+        yield from _ranks(situation, model)
     yield from _adapters(situation, model)
-    yield from _weights(situation, model)
+    yield from weight_findings(situation, model)
     yield from _positions(situation, model)
 
 
@@ -88,17 +81,31 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
         lacking = [library for library in ("transformers", "sglang") if _has_class(library, kind, name) is False]
         if lacking:
             return Finding(
-                check="architecture", status="fail", text=f"{name}: no class of the {' and '.join(lacking)} installed here",
+                check="architecture", status="fail",
+                text=f"{name}: no class of the {' and '.join(lacking)} installed here{_own_code(config)}",
                 way_out="train a model that both know, or install a release that does",
             )  # fmt: skip
     text = f"{names[0] if names else kind}, {_size(model)}"
     if kind in TRIED:
-        return Finding(check="architecture", status="ok", text=text)
+        return Finding(check="architecture", status="ok", text=text + _own_code(config))
     return Finding(
         check="architecture", status="warn",
-        text=f"{text}; only {', '.join(sorted(TRIED))} were served and compared bit by bit here",
+        text=f"{text}{_own_code(config)}; only {', '.join(sorted(TRIED))} were served and compared bit by bit here",
         way_out="try one batch: an engine that holds other weights than were sent says so at the first update",
     )  # fmt: skip
+
+
+def _is_readable(config: Mapping[str, Any]) -> bool:
+    """Whether its experts can be read; where not, ``_refused`` has said why."""
+    try:
+        mixture_of(config)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_code(config: Mapping[str, Any]) -> str:
+    return "; its own code (auto_map) is never executed" if config.get("auto_map") else ""
 
 
 def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -111,6 +118,8 @@ def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
             f"use a model whose layers are {', '.join(sorted(TRAINED_LAYERS))}: docs/guide/learner.md has a table",
         )
     try:
+        require_unquantised(config)
+        mixture_of(config)
         require_apart(config)
     except ValueError as error:
         text, _, way_out = str(error).partition("; ")
@@ -119,8 +128,6 @@ def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
         return "layers that take their keys from others (num_kv_shared_layers)", "use another model"
     if config.get("router_jitter_noise"):
         return f"router_jitter_noise is {config['router_jitter_noise']}", "set it to 0 in config.json"
-    if config.get("quantization_config"):
-        return "its weights are quantised", "train the unquantised model: quantised weights get no gradient"
     if names and not names[0].endswith("ForCausalLM"):
         for kind, says in (("vision_config", "images"), ("audio_config", "sound")):
             if kind in config:
@@ -238,100 +245,6 @@ def _adapters(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     elif merges:
         text += "; engines get the sum of weights and adapters rounded to bfloat16 (docs/guide/lora.md)"
     yield Finding(check="adapters", status="note" if merges else "ok", text=text)
-
-
-@dataclass(frozen=True)
-class _Headers:
-    """What the files of the weights say of themselves."""
-
-    elements: int
-    types: frozenset[str]
-    missing: tuple[str, ...]
-    """Files that the index names."""
-    broken: tuple[str, ...]
-
-
-def _weights(situation: Situation, model: ReadModel) -> Iterator[Finding]:
-    path = situation.model_path
-    found = _headers(path)
-    if found is None:
-        text, way_out = f"{path} has no weights (*.safetensors).", "download them, or save the model with save_pretrained"
-        if pickles := sorted(each.name for kind in ("*.bin", "*.pt", "*.pth") for each in path.glob(kind)):
-            text = f"{path} has its weights in {pickles[0]}, and no *.safetensors: pickles are not read."
-            load = f"m.AutoModelForCausalLM.from_pretrained('{path}', dtype='auto')"
-            way_out = f"`python -c \"import transformers as m; {load}.save_pretrained('{path}')\"` converts them"
-        yield situation.missing("weights", text, way_out)
-        return
-    for names, what in (
-        (found.missing, "named by the index and not there"),
-        (found.broken, "cut off, or no safetensors file"),
-    ):
-        if names:
-            yield Finding(
-                check="weights",
-                status="fail",
-                text=f"{path}: {', '.join(names[:3])}: {what}",
-                way_out="download the model again",
-            )
-            return
-    types = ", ".join(sorted(TYPES.get(name, name) for name in found.types))
-    shape = model.shape
-    expected = () if shape is None else (shape.parameters, shape.parameters + shape.vocabulary * shape.hidden)
-    text = f"{found.elements:,} elements, {types}"
-    if expected and shape is not None and found.elements not in expected and shape.model_type in COUNTED:
-        yield Finding(
-            check="weights", status="fail", text=f"{text}; config.json describes {shape.parameters:,}",
-            way_out="config.json and weights are of different models, or a file is missing: download the model again",
-        )  # fmt: skip
-        return
-    yield Finding(check="weights", status="ok", text=text)
-
-
-def _headers(path: Path) -> _Headers | None:
-    """None: no weights."""
-    index = path / "model.safetensors.index.json"
-    names = {file.name for file in path.glob("*.safetensors")}
-    listed: set[str] = set()
-    if index.is_file():
-        try:
-            listed = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            return _Headers(0, frozenset(), (), (index.name,))
-    if not names and not listed:
-        return None
-    elements, types, broken = 0, set(), []
-    for name in sorted((names & listed) if listed else names):
-        header = _header(path / name)
-        if header is None:
-            broken.append(name)
-            continue
-        for tensor in header:
-            elements += prod(tensor["shape"])
-            types.add(str(tensor["dtype"]))
-    return _Headers(elements, frozenset(types), tuple(sorted(listed - names)), tuple(broken))
-
-
-def _header(path: Path) -> list[dict[str, Any]] | None:
-    """The tensors of a safetensors file; None when it is not whole.
-
-    Eight bytes give the length of the header, which is JSON; the end of the last tensor gives the length of the file.
-    """
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MOST_HEADER_BYTES:
-                return None
-            header = json.loads(file.read(length))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
-        whole = path.stat().st_size == 8 + length + end
-        return tensors if whole and all(_is_shape(tensor["shape"]) for tensor in tensors) else None
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return None
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(size, int) and size >= 0 for size in value)
 
 
 def _positions(situation: Situation, model: ReadModel) -> Iterator[Finding]:

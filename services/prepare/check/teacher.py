@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gspo_services.learner.start import read_model_config, require_teacher
+from gspo.model_files.configuration import read_config
+from gspo_services.learner.start import require_teacher
 from gspo_services.learner.teacher import TeacherError, TeacherServer, require_same_texts
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.model import count
@@ -30,7 +31,7 @@ def read_teacher(situation: Situation) -> tuple[ModelShape | None, list[Finding]
     if not path.exists():
         return None, [situation.missing("teacher", f"distillation.teacher is {path}: there is no such directory.", WAY_OUT)]
     try:
-        config = read_model_config(path)
+        config = read_config(path)
         if (situation.model_path / "config.json").is_file():
             require_teacher(situation.settings, situation.model_path)
     except (ValueError, RecursionError) as error:

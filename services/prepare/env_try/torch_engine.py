@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from gspo.model_files.loading import load_config
 from gspo_protocol.messages import VersionRun
 from gspo_services.rollout.sglang import EngineError, GenerateRequest, OutputPiece
 from gspo_services.runs.local_play import VERSION
@@ -25,10 +26,12 @@ class TorchEngine:
         """Load the model. Raises: ValueError, OSError when the directory holds none that transformers can load."""
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        kind = getattr(torch, dtype)
-        # Never a pickle.
         self._model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=kind, local_files_only=True, use_safetensors=True
+            directory,
+            config=load_config(directory),
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,  # never a pickle
         )
         self._model.eval()
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gspo.model_files.configuration import read_config
 from gspo.tasks.maths import fault_of
-from gspo_services.learner.start import read_model_config
 from gspo_services.prepare.init.choices import TINY_MODELS, Answers
 from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
 from gspo_services.prepare.init.overlay import on_cluster, overlay_files
@@ -93,7 +93,7 @@ def _shape(directory: Path) -> ModelShape | None:
     if not (directory / "config.json").is_file():
         return None
     try:
-        return shape_of(read_model_config(directory))
+        return shape_of(read_config(directory))
     except ShapeError as error:
         raise ConfigurationError(f"{directory / 'config.json'}: {error}") from error
     except ValueError as error:

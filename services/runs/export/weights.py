@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gspo.model.serving import ServedTypes
 from gspo.model.serving_layout import serving_tensors
+from gspo.model_files.loading import load_config
 from gspo.moe.expert_layout import pieces
 from gspo_protocol.digests import bytes_digest, tensor_digest, version_digest
 from gspo_protocol.messages import TensorInfo
@@ -153,7 +154,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:
     """Make the model without weights. Raises: ConfigurationError."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     if not (model_dir / "config.json").is_file():
         raise ConfigurationError(
@@ -161,7 +162,7 @@ def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:
             "started from; name its directory on this machine with --model DIR"
         )
     try:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config = load_config(model_dir)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         if (model_dir / "generation_config.json").is_file():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gspo.moe.mixture import mixture_of
+from gspo.moe.mixture import MOST_LAYERS, mixture_of
 
 QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families that normalise each head of queries and keys."""
@@ -176,6 +176,8 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     model_type = str(config.get("model_type", ""))
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     layers, kv_heads = _number(config, "num_hidden_layers"), _number(config, "num_key_value_heads", heads)
+    if layers > MOST_LAYERS:
+        raise ShapeError(f"num_hidden_layers is {layers}: at most {MOST_LAYERS:,} are read; correct config.json")
     head_dim = _number(config, "head_dim", max(1, hidden // heads))
     try:
         mixture = mixture_of(config)

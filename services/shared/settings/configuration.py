@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gspo.model_files.configuration import read_config
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.foreign import belongs_to_model
 from gspo_services.shared.runtime.paths import way_to_model
@@ -262,8 +262,7 @@ def require_model(path: Path) -> None:
 
 def model_config(directory: Path) -> dict[str, Any]:
     """Read a model's config.json. Raises: ConfigurationError."""
-    path = directory / "config.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}; it must be a model's directory") from error
+        return read_config(directory)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error

@@ -100,7 +100,7 @@ def reported_experts(config: Mapping[str, Any]) -> ModelExperts:
     try:
         num_layers, mixture = _number(config, "num_hidden_layers"), mixture_of(config)
     except ValueError as error:
-        raise ServedError(f"{error}; give the config.json of a model") from error
+        raise ServedError(str(error)) from error
     if not (mixture and num_layers):
         raise ServedError(
             f"a {config.get('model_type', 'model of unknown type')} model has no experts for an engine to report; set "

@@ -128,4 +128,4 @@ def _mixture(config: Mapping[str, Any]) -> Mixture:
     try:
         return mixture_of(config)
     except ValueError as error:
-        raise SpreadError(f"{error}; give the config.json of a model") from error
+        raise SpreadError(str(error)) from error

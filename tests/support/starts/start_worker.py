@@ -20,11 +20,11 @@ import torch
 
 from gspo.model.policy import load_policy
 from gspo.model_files import loading
+from gspo.model_files.configuration import read_config
 from gspo_services.broker.upkeep import return_freed_memory
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.engine.partitioned_loading import placement_of
 from gspo_services.learner.engine.process_group import init_distributed
-from gspo_services.learner.start import read_model_config
 from gspo_services.learner.weights import DTYPES
 from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.gpu_worker import policy_gradient, random_row
@@ -78,7 +78,7 @@ def free_at_once() -> None:
 def run(start: Start) -> dict[str, Any]:
     chosen, model_dir = settings(**start.settings), Path(start.model.format(rank=os.environ.get("RANK", "0")))
     init_distributed("cpu")
-    placement = placement_of(chosen, read_model_config(model_dir))
+    placement = placement_of(chosen, read_config(model_dir))
     forget_peak()
     before = resident_bytes()
     with patched_loader() if start.by_transformers else nullcontext():

@@ -94,8 +94,21 @@ def test_numbers_are_found_under_the_names_of_each_family(config: dict[str, Any]
         ({"num_experts": 4, "num_experts_per_tok": -1}, "num_experts_per_tok is -1"),
         ({"num_experts": 4, "num_hidden_layers": 2**50}, "num_hidden_layers is"),
         ({"num_experts": 4, "num_hidden_layers": 2, "decoder_sparse_step": [2]}, r"decoder_sparse_step is \[2\]"),
+        ({"num_experts": 4, "num_hidden_layers": 2**39}, "num_hidden_layers is 549755813888: at most 10,000"),
+        (
+            {"num_experts": 4, "scoring_func": "tanh"},
+            "scoring_func is tanh: .* with softmax or",
+        ),
+        ({"num_experts": 4, "topk_method": "best"}, "topk_method is best"),
+        (
+            {"model_type": "deepseek_v3", "n_routed_experts": 4, "scoring_func": "softmax"},
+            "softmax: .* with sigmoid;",
+        ),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 4, "moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "5 experts a token of 4"),
+        ({"n_routed_experts": 6, "n_group": 4, "topk_group": 2}, "n_group is 4 and topk_group 2"),
     ],
 )
-def test_what_is_no_number_is_named(config: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_read_is_named(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         mixture_of(config)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from gspo.model_files.configuration import read_config
 from gspo_services.learner.start import AUTOEP_FAMILIES, autoep_config
 from gspo_services.learner.start.autoep import AUTOEP_TRIED
 from gspo_services.learner.start.parallelism import (
     Parallelism,
     offload_config,
     parallelism_of,
-    read_model_config,
     require_supported,
 )
 from gspo_services.shared.settings.sections import Learner
@@ -98,7 +98,7 @@ def test_a_models_configuration_says_how_many_experts_it_has(tmp_path: Path) -> 
         json.dumps({"model_type": "mixtral", "num_local_experts": 8, "hidden_act": "silu"})
     )
     rest: dict[str, Any] = {"num_ranks": 1, "expert_parallel": 1, "routing_replay": False}
-    assert parallelism_of(read_model_config(tmp_path), **rest).num_experts == 8
+    assert parallelism_of(read_config(tmp_path), **rest).num_experts == 8
     assert parallelism_of({"model_type": "qwen3_moe", "num_experts": 4}, **rest).num_experts == 4
     plan = parallelism_of({"model_type": "qwen3"}, scales_routers=True, **rest)
     assert plan.scales_routers
@@ -110,7 +110,7 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path, content:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"config\.json"):
-        read_model_config(tmp_path)
+        read_config(tmp_path)
 
 
 def test_gates_are_normalised_as_the_models_configuration_says_not_as_the_preset_does() -> None:

@@ -80,6 +80,22 @@ def quantised(project: Project) -> None:
     project.configure_model(quantization_config={"quant_method": "fp8"})
 
 
+def quantised_in_another_way(project: Project) -> None:
+    project.configure_model(quantization_config={"quant_method": "gptq"})
+
+
+def an_unknown_router(project: Project) -> None:
+    project.configure_model(scoring_func="tanh")
+
+
+def endless_layers(project: Project) -> None:
+    project.configure_model(num_hidden_layers=2**39)
+
+
+def code_of_its_own(project: Project) -> None:
+    project.configure_model(architectures=["NobodysForCausalLM"], auto_map={"AutoModel": "modeling.Model"})
+
+
 def no_weights(project: Project) -> None:
     (project.model / "model.safetensors").unlink()
 
@@ -156,7 +172,11 @@ def adapters_of_shared_experts(project: Project) -> None:
             "`hf download Qwen/Qwen3-0.6B --local-dir models/Qw",
         ),
         (an_unknown_class, "architecture", "NobodysForCausalLM", "both know"),
-        (quantised, "architecture", "quantised", "unquantised"),
+        (quantised, "architecture", "quantised", "gspo model dequantise DIR NEW"),
+        (quantised_in_another_way, "architecture", "quantised (quantization_config: gptq)", "unquantised"),
+        (an_unknown_router, "architecture", "scoring_func is tanh", "correct config.json"),
+        (endless_layers, "architecture", "num_hidden_layers is 549755813888: at most 10,000", "correct config.json"),
+        (code_of_its_own, "architecture", "NobodysForCausalLM: no class of", "both know"),
         (no_weights, "weights", "has no weights", "save_pretrained"),
         (pickled_weights, "weights", "has its weights in pytorch_model.bin", "save_pretrained('"),
         (weights_cut_off, "weights", "cut off", "again"),

@@ -59,7 +59,7 @@ def test_what_an_engine_reports_of_dense_layers_is_left_out() -> None:
 def test_a_dense_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a qwen3 model has no experts .*; set objective.routing_replay = false"):
         RoutedExperts.of({"model_type": "qwen3", "num_hidden_layers": 4})
-    with pytest.raises(ServedError, match=r"num_experts is eight: expected a number from 1 up; give the config\.json"):
+    with pytest.raises(ServedError, match=r"num_experts is eight: expected a number from 1 up; correct config\.json"):
         RoutedExperts.of({"num_experts": "eight", "num_hidden_layers": 4})
 
 

@@ -78,5 +78,5 @@ def test_ranks_are_counted_and_grouped() -> None:
 
 
 def test_a_number_of_experts_that_is_none_is_named() -> None:
-    with pytest.raises(SpreadError, match=r"num_experts is six: expected a number from 1 up; give the config\.json"):
+    with pytest.raises(SpreadError, match=r"num_experts is six: expected a number from 1 up; correct config\.json"):
         require_spread({**EXPERTS, "num_experts": "six"}, Spread(tensor=2))
