@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving import serving_weights
+from gspo.model_files.configuration import read_config
 from gspo_services.prepare.check.weights import TRIED
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.routed import RoutedExperts
@@ -22,7 +23,7 @@ from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.loss.sequences import random_sequence
-from tests.support.policy.families import FAMILIES, family_config, save_family
+from tests.support.policy.families import FAMILIES, KIMI, save_family
 from tests.support.policy.learner_logprobs import learner_logprobs_of
 from tests.support.wire.verified import verify_loaded
 
@@ -75,7 +76,7 @@ def test_what_gspo_check_calls_tried_is_tried_here() -> None:
     assert set(FAMILIES) | {"qwen3"} == TRIED
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", [*sorted(FAMILIES), KIMI])
 async def test_a_server_computes_what_the_learner_does_before_and_after_an_update(kind: str, tmp_path: Path) -> None:
     for seed, name in enumerate(("first", "second")):
         save_family(tmp_path / name, kind, seed)
@@ -85,7 +86,7 @@ async def test_a_server_computes_what_the_learner_does_before_and_after_an_updat
         max_total_tokens=4096,
         extra_args=("--enable-return-routed-experts",),
     )
-    close, routed = CLOSE_OF.get(kind, CLOSE), RoutedExperts.of(family_config(kind))
+    close, routed = CLOSE_OF.get(kind, CLOSE), RoutedExperts.of(read_config(tmp_path / "first"))
     async with EngineServer(options) as server, Engine(server.url, chunk_tokens=16, routed=routed) as engine:
         await require_reported(engine, tmp_path / "first")
         assert await largest_difference(server, tmp_path / "first") <= close

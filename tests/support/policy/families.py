@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
+from gspo.model_files.configuration import READ_AS
 from tests.support.learner.tiny_model import TINY_EOS_TOKEN_ID, TINY_VOCAB_SIZE
 
 _COMMON: Final[dict[str, Any]] = {
@@ -61,6 +63,7 @@ MORE_SHARED: Final[dict[str, dict[str, Any]]] = {
 }
 # fmt: on
 """The same of families whose experts ranks share, and that are not served here."""
+KIMI: Final = "kimi_k2"
 
 
 def family_config(kind: str) -> dict[str, Any]:
@@ -69,7 +72,16 @@ def family_config(kind: str) -> dict[str, Any]:
 
 
 def save_family(directory: Path, kind: str, seed: int = 0) -> Any:
-    """Write a checkpoint in float32; return the model. Its routers and answers differ more than those of a new model."""
+    """Write a checkpoint in float32; return the model. Its routers and answers differ more than those of a new model.
+
+    ``kind``: of ``FAMILIES``, or ``KIMI``, which is DeepSeek-V3 in a config.json with code of its own.
+    """
+    if kind == KIMI:
+        model = save_family(directory, READ_AS[KIMI], seed)
+        path = directory / "config.json"
+        own = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": KIMI, "auto_map": own}))
+        return model
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
