@@ -232,7 +232,11 @@ def _add(commands: Commands, name: str, text: str, description: str = "") -> arg
 def _add_run_commands(commands: Commands) -> None:
     """Commands that take a configuration file, and the processes, which parse their own arguments."""
     model = _add(commands, "model", "make a model to start from")
-    model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
+    model.add_argument(
+        "kind",
+        choices=["tiny", "dequantise"],
+        help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start; dequantise: a quantised model in bfloat16",
+    )
     tried = _add(commands, "env", "try an environment or an agent without a run: gspo env try --help")
     tried.add_argument("action", choices=["try"], help="try: play a few episodes here, and show what would be trained on")
     commands.add_parser("check", help="check whether a configuration can work, and what it will need", add_help=False)

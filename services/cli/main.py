@@ -30,6 +30,7 @@ OWN_PROCESSES: Final = {
     ("eval",): "gspo_services.runs.eval.command",
     ("export",): "gspo_services.runs.export",
     ("init",): "gspo_services.prepare.init.command",
+    ("model", "dequantise"): "gspo_services.prepare.dequantise",
     ("model", "tiny"): "gspo_services.prepare.tiny_models.command",
     ("replay",): "gspo_services.runs.replay",
     ("sandbox",): "gspo_services.tasks.sandbox.server",

@@ -117,7 +117,7 @@ def write_model(
 
     Raises: OSError, SafetensorError.
     """
-    writer = _ShardWriter(directory, max_shard_bytes)
+    writer = ShardWriter(directory, max_shard_bytes)
     for name, tensor in weights:
         writer.add(name, tensor)
     writer.finish()
@@ -125,10 +125,10 @@ def write_model(
     type(config).from_dict(content).save_pretrained(directory)
     if generation_config is not None:
         generation_config.save_pretrained(directory)
-    _copy_companions(tokenizer_from, directory)
+    copy_companions(tokenizer_from, directory)
 
 
-class _ShardWriter:
+class ShardWriter:
     """Collects tensors up to a size, writes them, and at the end gives the files their conventional names."""
 
     def __init__(self, directory: Path, max_shard_bytes: int) -> None:
@@ -140,6 +140,7 @@ class _ShardWriter:
         self._shards: list[list[str]] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
+        """Take a copy of a tensor. Raises: OSError, SafetensorError."""
         num_bytes = tensor.numel() * tensor.element_size()
         if self._pending and self._pending_bytes + num_bytes > self._max_shard_bytes:
             self._write()
@@ -149,6 +150,7 @@ class _ShardWriter:
         self._total_bytes += num_bytes
 
     def finish(self) -> None:
+        """Write what is left, and the index. Raises: OSError, SafetensorError."""
         self._write()
         if len(self._shards) == 1:
             self._temporary(0).rename(self._directory / "model.safetensors")
@@ -171,7 +173,8 @@ class _ShardWriter:
         return self._directory / f"shard-{index}.tmp"
 
 
-def _copy_companions(source: Path, destination: Path) -> None:
+def copy_companions(source: Path, destination: Path) -> None:
+    """Copy what a model's directory has beside weights and configuration. Raises: OSError."""
     skipped = {path for pattern in _NOT_COPIED for path in source.glob(pattern)}
     for path in [*source.iterdir(), *(source / _TEMPLATES).glob("*")]:
         copy = destination / path.relative_to(source)
