@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from gspo.model.beginnings import MASKED_TOKENS, FamilyBoundaries, PromptFamily
 from gspo.model.boundaries import Boundaries
@@ -175,6 +175,9 @@ def _flash(
 
     found = Boundaries.of(cu_seqlens)
     boundaries, longest = found.on(query.device), found.longest
+    # The kernel wants values as wide as keys; in latent attention they are narrower.
+    width = value.shape[-1]
+    value = pad(value, (0, query.shape[-1] - width))
     grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_grouped_heads() else {}
     output = varlen_attn(
         query.squeeze(0).transpose(0, 1),
@@ -189,4 +192,4 @@ def _flash(
         **grouped,
     )
     assert isinstance(output, Tensor)
-    return output.unsqueeze(0)
+    return output.unsqueeze(0)[..., :width]

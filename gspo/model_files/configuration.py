@@ -16,6 +16,12 @@ transformers would leave experts random."""
 DEQUANTISED: Final = ("fp8", "mxfp4", "compressed-tensors")
 """Values of ``quant_method`` that ``gspo model dequantise`` knows."""
 
+STATES: Final = (
+    *("mamba_d_state", "mamba_num_heads", "ssm_state_size", "state_size", "hybrid_override_pattern"),
+    *("conv1d_width", "linear_attn_config", "linear_num_heads"),
+)
+"""Keys of models with Mamba's layers, recurrent ones, or Kimi's."""
+
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Read a model's config.json, with the model type of ``READ_AS``. Raises: ValueError when it is missing or no object."""

@@ -34,6 +34,9 @@ LAYOUTS: Final = (
     Case(model="GLM-4.5-Air", layers=4, num_ranks=24),
     Case(model="gpt-oss-120b", layers=2, num_ranks=8),
     Case(model="gpt-oss-120b", layers=2, num_ranks=8, learner={"expert_parallel": 8}),
+    Case(model="DeepSeek-V3", layers=6, num_ranks=64),
+    Case(model="MiniMax-M2", layers=4, num_ranks=32),
+    Case(model="Qwen3-Next-80B-A3B", layers=4, num_ranks=8),
 )
 FLOAT32: Final[dict[str, Any]] = {"dtype": "float32", "zero_stage": 1, "activation_checkpointing": False}
 # On paper, experts are multiplied in bfloat16 alone.

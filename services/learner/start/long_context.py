@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gspo.model_files.configuration import STATES
 from gspo_services.shared.settings import Settings
 
 LINEAR_ATTENTION: Final = "linear_attention"
@@ -13,11 +14,6 @@ TRAINED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", LINEAR
 
 PADDED_FAMILIES: Final = ("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 """Model types whose layers with a state get each sequence in a row of its own: see ``gspo.model.linear_attention``."""
-_STATES: Final = (
-    *("mamba_d_state", "mamba_num_heads", "ssm_state_size", "state_size", "hybrid_override_pattern"),
-    *("conv1d_width", "linear_attn_config", "linear_num_heads"),
-)
-"""Keys of models with Mamba's layers, recurrent ones, or Kimi's."""
 
 
 def require_apart(model_config: Mapping[str, Any]) -> None:
@@ -25,7 +21,7 @@ def require_apart(model_config: Mapping[str, Any]) -> None:
     kind = str(model_config.get("model_type", ""))
     if kind in PADDED_FAMILIES:
         return
-    key = next((key for key in _STATES if model_config.get(key)), None)
+    key = next((key for key in STATES if model_config.get(key)), None)
     layers = model_config.get("layer_types")
     if key is None and not (isinstance(layers, list) and LINEAR_ATTENTION in layers):
         return

@@ -78,7 +78,7 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
     if refused:
         return Finding(check="architecture", status="fail", text=f"{kind or 'the model'}: {refused[0]}", way_out=refused[1])
     for name in names[:1]:
-        lacking = [library for library in ("transformers", "sglang") if _has_class(library, kind, name) is False]
+        lacking = [library for library in ("transformers", "sglang") if has_class(library, kind, name) is False]
         if lacking:
             return Finding(
                 check="architecture", status="fail",
@@ -159,7 +159,7 @@ def _texts(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 @cache
-def _has_class(library: str, kind: str, name: str) -> bool | None:
+def has_class(library: str, kind: str, name: str) -> bool | None:
     """Whether an installed library has the model's class, found in its sources; None when it is not installed.
 
     Nothing is imported: that would take seconds.

@@ -26,6 +26,8 @@ ACTIVATIONS_WIDTH: Final = {True: (0.9, 1.1), False: (0.7, 1.5)}
 experts are loops."""
 
 
+TENSORS_OF_LINEAR: Final = 20
+"""In float32 and as wide as its values: what transformers' delta rule in torch keeps of a layer. Kernels keep less."""
 PASSING_OF_DENSE: Final = 2
 """Hidden values of an MLP whose gradients exist at the same time."""
 
@@ -190,6 +192,7 @@ def activation_bytes_per_token(shape: ModelShape, element_bytes: int, mlp_tiles:
 
         norms       2 x (a float32 copy H, the normalised H, the scaled H)
         heads       their norm where there is one: 3 of Q + K;  attention's q, k, v and result;  the projection's input
+                    or ``Latent.kept``;  or what the delta rule keeps in float32
         gated MLP   gate, its activation, up, their product: 4 I;  for k experts 4 k I_e, and their inputs and outputs
 
     The terms follow Korthikanti et al. 2022 (arXiv 2205.05198), for RMSNorm, grouped heads and a gated MLP.
@@ -199,8 +202,12 @@ def activation_bytes_per_token(shape: ModelShape, element_bytes: int, mlp_tiles:
     norms = 2 * shape.hidden * ((4 if size < 4 else 0) + 2 * size)
     if size == 4:
         norms += 2 * shape.hidden * size  # the copy is the tensor itself, which the residual keeps in any case
-    heads = (query + keys) * (4 + 2 * size) if shape.qk_norm else 0
-    attention = size * (query + 2 * keys + 2 * query)
+    heads = (query + keys) * (4 + 2 * size) if shape.normalises_heads else 0
+    attention = float(size * (query + 2 * keys + 2 * query))
+    if shape.latent is not None:
+        attention = size * shape.latent.kept(shape.heads) + (shape.latent.q_rank + shape.latent.kv_rank) * (4 + 2 * size)
+    if shape.linear is not None:
+        attention = max(attention, 4.0 * TENSORS_OF_LINEAR * shape.linear.value_width)
     if shape.experts:
         chosen = shape.experts_per_token
         mlp = size * chosen * (4 * shape.expert_ffn + 2 * shape.hidden) + 4 * 2 * shape.experts

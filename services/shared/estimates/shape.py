@@ -6,52 +6,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gspo.model_files.configuration import STATES
 from gspo.moe.mixture import MOST_LAYERS, mixture_of
+from gspo_services.shared.estimates.attention import Latent, Linear
 
-QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
+_GATED_LINEAR: Final = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+"""Families with ``Linear`` layers, whose other layers have a gate as wide as their queries."""
+QK_NORM: Final = frozenset({"gemma3_text", "qwen3", "qwen3_moe"}) | _GATED_LINEAR
 """Families that normalise each head of queries and keys."""
 WIDE_QK_NORM: Final = frozenset({"minimax_m2", "olmoe"})
 """Families that normalise all heads of queries, and all of keys, together."""
-FLOAT32_GATES: Final = frozenset({"glm4_moe"})
+FLOAT32_GATES: Final = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2", "mixtral"})
 """Families whose gates are float32, and with them the experts' results that they multiply."""
 QKV_BIAS: Final = frozenset({"qwen2", "qwen2_moe"})
 """Families with a bias on queries, keys and values that config.json does not mention."""
 
 
-NO_OUTPUT_BIAS: Final = QKV_BIAS | {"glm4_moe"}
+NO_OUTPUT_BIAS: Final = QKV_BIAS | {"glm", "glm4", "glm4_moe"}
 """Families whose attention has a bias everywhere but on its output."""
 EXPERT_BIAS: Final = frozenset({"gpt_oss"})
 """Families with biases on experts and routers, and a sink for each head."""
+FOUR_NORMS: Final = frozenset({"gemma2", "gemma3_text", "glm4"})
+"""Families that also normalise what attention and MLP give."""
+UNGATED: Final = frozenset({"apertus", "arcee", "nemotron", "persimmon", "phi", "starcoder2"})
+"""Families whose MLPs are two matrices, without a gate."""
+_UNCOUNTED: Final = frozenset({"gemma3n_text", "gemma4_text", "hrm_text", "lfm2", "llama4_text", "olmo_hybrid"})
+"""Families with parameters that nobody has counted here."""
+_COUNTED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
+_LINEAR: Final = "linear_attention"
 
 
 class ShapeError(ValueError):
     """config.json does not give the model's shape; the text names the key."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): its ranks, and the parts of a head."""
-
-    q_rank: int
-    """0: queries are not compressed."""
-    kv_rank: int
-    nope: int
-    """Of queries and keys, without positions."""
-    rope: int
-    """The same with positions."""
-    value: int
-
-    @property
-    def head_width(self) -> int:
-        """What costs in attention as much as a head of keys and one of values of this size."""
-        return (self.nope + self.rope + self.value) // 2
-
-    def parameters(self, hidden: int, heads: int) -> int:
-        """Of one layer."""
-        queries = heads * (self.nope + self.rope)
-        of_queries = self.q_rank * (hidden + 1 + queries) if self.q_rank else hidden * queries
-        of_keys = hidden * (self.kv_rank + self.rope) + self.kv_rank * (1 + heads * (self.nope + self.value))
-        return of_queries + of_keys + heads * self.value * hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +47,7 @@ class ModelShape:
     Parameters are those of transformers' classes:
 
         embedding V H, head V H unless tied, a norm H at the end; in each layer
-        attention  H D (Q + 2 K) + Q D H,  norms 2 H,  and 2 D where heads are normalised;  or ``Latent``
+        attention  H D (Q + 2 K) + Q D H,  norms 2 H,  and 2 D where heads are normalised;  or ``Latent``, ``Linear``
         MLP 3 H I;  or a router E H and E experts of 3 H I_e, and perhaps a shared one of 3 H I_s, with a gate H
     """
 
@@ -93,6 +79,8 @@ class ModelShape:
     max_positions: int | None = None
     latent: Latent | None = None
     """Attention by compressed keys and values, in place of the ordinary one."""
+    linear: Linear | None = None
+    """In some layers, in place of the ordinary one."""
 
     @property
     def expert_parameters(self) -> int:
@@ -106,14 +94,19 @@ class ModelShape:
         attention = hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + self.biases
         if self.latent is not None:
             attention = self.latent.parameters(hidden, self.heads)
-        norms = 2 * hidden + (2 * self.head_dim if self.qk_norm else 0)
+        attention += 2 * self.head_dim if self.qk_norm else 0
         if self.model_type in WIDE_QK_NORM:
-            norms = 2 * hidden + (self.heads + self.kv_heads) * self.head_dim
+            attention += (self.heads + self.kv_heads) * self.head_dim
+        if self.model_type in _GATED_LINEAR:
+            attention += hidden * self.heads * self.head_dim
+        of_linear = self.linear.layers * self.linear.parameters(hidden) if self.linear else 0
+        norms = (4 if self.model_type in FOUR_NORMS else 2) * hidden
         mixed = self.experts * hidden + 3 * hidden * self.shared_ffn + (hidden if self.shared_gate else 0)
         if self.model_type in EXPERT_BIAS:
             mixed += self.experts * (2 * self.expert_ffn + hidden + 1) + self.heads
-        dense = 3 * hidden * self.ffn
-        of_layers = self.layers * (attention + norms) + self.mixed_layers * mixed + self._plain_layers * dense
+        dense = (2 if self.model_type in UNGATED else 3) * hidden * self.ffn
+        of_layers = self.layers * norms + self._attending * attention + of_linear
+        of_layers += self.mixed_layers * mixed + self._plain_layers * dense
         return of_layers + (1 if self.tied else 2) * self.vocabulary * hidden + hidden
 
     @property
@@ -132,7 +125,7 @@ class ModelShape:
     def attention_width(self) -> int:
         """heads x head_dim x layers: 2 L^2 times this are the operations of causal attention."""
         width = self.head_dim if self.latent is None else self.latent.head_width
-        return self.heads * width * self.layers
+        return self.heads * width * self._attending
 
     @property
     def largest_layer(self) -> int:
@@ -156,15 +149,25 @@ class ModelShape:
         return rank * sum(sums[target] for target in targets)
 
     def kv_bytes(self, element_bytes: int) -> int:
-        """Return the bytes of the KV cache for one token: a key and a value in each layer."""
+        """Return the bytes of the KV cache for one token: a key and a value in each layer that has attention."""
         if self.latent is not None:
             return self.layers * (self.latent.kv_rank + self.latent.rope) * element_bytes
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+        return 2 * self._attending * self.kv_heads * self.head_dim * element_bytes
 
     @property
     def mixed_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def normalises_heads(self) -> bool:
+        """Of queries and keys, each by itself or all together."""
+        return self.qk_norm or self.model_type in WIDE_QK_NORM
+
+    @property
+    def _attending(self) -> int:
+        """Layers with attention over all tokens before, or those in a window."""
+        return self.layers - (self.linear.layers if self.linear else 0)
 
     @property
     def _plain_layers(self) -> int:
@@ -174,6 +177,7 @@ class ModelShape:
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape from config.json. Raises: ShapeError."""
     model_type = str(config.get("model_type", ""))
+    _require_counted(model_type, config)
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     layers, kv_heads = _number(config, "num_hidden_layers"), _number(config, "num_key_value_heads", heads)
     if layers > MOST_LAYERS:
@@ -202,11 +206,36 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         shared_gate=mixture.shared_gate,
         dense_layers=len(mixture.dense_layers),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=bool(config.get("use_qk_norm", model_type in QK_NORM)),
+        qk_norm=bool(config.get("use_qk_norm", model_type in QK_NORM)) and model_type not in WIDE_QK_NORM,
         float32_gates=model_type in FLOAT32_GATES,
         biases=(heads + 2 * kv_heads) * head_dim + (0 if model_type in NO_OUTPUT_BIAS else hidden) if has_bias else 0,
         max_positions=_number(config, "max_position_embeddings") if config.get("max_position_embeddings") else None,
         latent=_latent(config),
+        linear=_linear(config, layers) if model_type in _GATED_LINEAR else None,
+    )
+
+
+def _require_counted(model_type: str, config: Mapping[str, Any]) -> None:
+    given = config.get("layer_types")
+    known = _COUNTED_LAYERS | ({_LINEAR} if model_type in _GATED_LINEAR else set())
+    others = sorted({str(kind) for kind in given} - known) if isinstance(given, list) else []
+    state = next((key for key in STATES if config.get(key)), "")
+    if model_type in _UNCOUNTED or others or state:
+        what = f"layers of type {others[0][:100]}" if others else f"layers with {state}" if state else "layers"
+        raise ShapeError(f"{model_type or 'the model'} has {what} whose parameters are not counted here; use another model")
+
+
+def _linear(config: Mapping[str, Any], layers: int) -> Linear:
+    given = config.get("layer_types")
+    period = _number(config, "full_attention_interval", 4)
+    number = given.count(_LINEAR) if isinstance(given, list) else layers - layers // period
+    heads, value_heads = _number(config, "linear_num_key_heads"), _number(config, "linear_num_value_heads")
+    return Linear(
+        layers=number,
+        key_width=heads * _number(config, "linear_key_head_dim"),
+        value_width=value_heads * _number(config, "linear_value_head_dim"),
+        value_heads=value_heads,
+        kernel=_number(config, "linear_conv_kernel_dim"),
     )
 
 

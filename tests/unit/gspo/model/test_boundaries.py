@@ -70,6 +70,19 @@ def test_variable_length_attention_gets_one_tensor_of_boundaries_in_all_layers(m
     assert len(set(found)) == 1
 
 
+def test_values_that_are_narrower_than_keys_get_the_width_that_the_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in latent attention."""
+
+    def kernel(query: Any, key: Any, value: Any, *_rest: Any, **_options: Any) -> Any:
+        assert value.shape == key.shape
+        return value
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    states, values = torch.zeros(1, 2, 9, 4), torch.rand(1, 2, 9, 3)
+    output = attention._flash(states, states, values, Boundaries(ENDS), None, None)
+    assert torch.equal(output, values.transpose(1, 2))
+
+
 def counted(num_linear: int) -> Counter[str]:
     """The operations of a forward pass of a model with so many layers of linear attention and one of full attention."""
     torch.set_num_threads(1)

@@ -67,10 +67,15 @@ def test_dense_layers_of_a_mixture_have_an_ordinary_mlp() -> None:
         ({"num_attention_heads": -1}, "num_attention_heads is -1"),
         ({"head_dim": 2**50}, "head_dim is"),
         ({"num_experts": [8]}, "num_experts is [8]"),
+        ({"num_hidden_layers": 2**39}, "num_hidden_layers is 549755813888: at most 10,000"),
+        ({"layer_types": ["full_attention", "conv"]}, "has layers of type conv whose parameters are not counted here"),
+        ({"layer_types": ["linear_attention"]}, "has layers of type linear_attention"),
+        ({"mamba_d_state": 16}, "has layers with mamba_d_state"),
+        ({"model_type": "gemma4_text"}, "gemma4_text has layers whose parameters"),
     ],
 )
 def test_a_config_without_a_shape_names_the_key(change: dict[str, Any], part: str) -> None:
-    with pytest.raises(ShapeError, match="expected a number from 1 up") as caught:
+    with pytest.raises(ShapeError, match=r"number from 1 up|are read; correct|use another model") as caught:
         shape_of(QWEN3_30B | change)
     assert part in str(caught.value)
 
@@ -89,3 +94,24 @@ def test_a_model_whose_layers_all_have_experts_needs_no_width_of_others() -> Non
     assert shape_of(config).parameters == shape_of(QWEN3_30B).parameters
     with pytest.raises(ShapeError, match="intermediate_size is None"):
         shape_of(config | {"mlp_only_layers": [0]})
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("Qwen3-30B-A3B", 30.5, 3.0), ("Qwen3-235B-A22B", 235.1, 21.6), ("GLM-4.5-Air", 106.9, 12.8),
+        ("GLM-4.5", 352.8, 32.9), ("DeepSeek-V3", 671.0, 36.6), ("Kimi-K2", 1026.4, 31.7), ("gpt-oss-20b", 20.9, 3.6),
+        ("gpt-oss-120b", 116.8, 5.2), ("Mixtral-8x7B", 46.7, 12.7), ("Qwen3-Next-80B-A3B", 79.7, 3.6),
+        ("MiniMax-M2", 228.7, 10.4), ("Qwen3.5-35B-A3B", 34.7, 2.9),
+    ],
+)  # fmt: skip
+def test_published_sizes_have_their_published_numbers(name: str, billions: float, active: float) -> None:
+    """The active ones without the embedding, which is looked up: GLM-4.5 counts it, and 355 with its further layer."""
+    shape = shape_of(MODELS[name])
+    assert (round(shape.parameters / 1e9, 1), round(shape.active_parameters / 1e9, 1)) == (billions, active)
+
+
+def test_linear_layers_keep_no_keys() -> None:
+    shape = shape_of(MODELS["Qwen3-Next-80B-A3B"])
+    assert shape.kv_bytes(2) == 12 * 2 * 2 * 256 * 2
+    assert shape.attention_width == 12 * 16 * 256
