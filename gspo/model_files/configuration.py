@@ -22,6 +22,9 @@ STATES: Final = (
 )
 """Keys of models with Mamba's layers, recurrent ones, or Kimi's."""
 
+CONVOLVED_BETWEEN: Final = "full_attn_idxs"
+"""With which LFM2 says which layers are no convolutions, where it has no list of their types."""
+
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Read a model's config.json, with the model type of ``READ_AS``. Raises: ValueError when it is missing or no object."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gspo.model_files.configuration import STATES
+from gspo.model_files.configuration import CONVOLVED_BETWEEN, STATES
 from gspo_services.shared.settings import Settings
 
 LINEAR_ATTENTION: Final = "linear_attention"
@@ -23,6 +23,8 @@ def require_apart(model_config: Mapping[str, Any]) -> None:
         return
     key = next((key for key in STATES if model_config.get(key)), None)
     layers = model_config.get("layer_types")
+    if layers is None and model_config.get(CONVOLVED_BETWEEN):
+        key = CONVOLVED_BETWEEN
     if key is None and not (isinstance(layers, list) and LINEAR_ATTENTION in layers):
         return
     raise ValueError(

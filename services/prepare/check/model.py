@@ -51,9 +51,10 @@ def read_model(situation: Situation) -> tuple[ReadModel, list[Finding]]:
     try:
         return ReadModel(config=config, shape=shape_of(config)), []
     except ShapeError as error:
+        text, _, way_out = str(error).partition("; ")
         unknown = Finding(
-            check="model", status="warn", text=f"{path / 'config.json'}: {error}: memory and speed are not estimated",
-            way_out="check that it is the config.json of a decoder; its keys are those of Llama, Qwen, Mistral and Mixtral",
+            check="model", status="warn", text=f"{path / 'config.json'}: {text}: memory and speed are not estimated",
+            way_out=way_out or "check that it is a decoder's; its keys are those of Llama, Qwen, Mistral and Mixtral",
         )  # fmt: skip
         return ReadModel(config=config, shape=None), [unknown]
 
@@ -76,7 +77,8 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
     names = _texts(config, "architectures")
     refused = _refused(config) or _unserved(situation, config)
     if refused:
-        return Finding(check="architecture", status="fail", text=f"{kind or 'the model'}: {refused[0]}", way_out=refused[1])
+        label = names[0] if names else kind or "the model"
+        return Finding(check="architecture", status="fail", text=f"{label}: {refused[0]}", way_out=refused[1])
     for name in names[:1]:
         lacking = [library for library in ("transformers", "sglang") if has_class(library, kind, name) is False]
         if lacking:
@@ -170,7 +172,9 @@ def has_class(library: str, kind: str, name: str) -> bool | None:
     root = Path(found.submodule_search_locations[0])
     definition = f"class {name}(".encode()
     if library != "transformers":
-        return any(definition in path.read_bytes() for path in sorted((root / "srt" / "models").glob("*.py")))
+        # Some have a configuration that hands them to another class, as OLMo 3 to that of OLMo 2.
+        known = ((root / "srt" / "models", definition), (root / "srt" / "configs", f'"{name}" in'.encode()))
+        return any(text in path.read_bytes() for folder, text in known for path in sorted(folder.glob("*.py")))
     # A text model has the folder of the whole: gemma3_text is in that of gemma3.
     files = [*(root / "models" / kind).glob("*.py"), *(root / "models").glob("*/modeling_*.py")]
     return any(definition in path.read_bytes() for path in files)
@@ -189,7 +193,7 @@ def _size(model: ReadModel) -> str:
 
 def count(number: float) -> str:
     """A number of parameters or tokens in words."""
-    for size, word in ((1e9, "billion"), (1e6, "million")):
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size:
             return f"{number / size:.3g} {word}"
     return f"{number:,.0f}"

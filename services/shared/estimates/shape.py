@@ -222,7 +222,10 @@ def _require_counted(model_type: str, config: Mapping[str, Any]) -> None:
     state = next((key for key in STATES if config.get(key)), "")
     if model_type in _UNCOUNTED or others or state:
         what = f"layers of type {others[0][:100]}" if others else f"layers with {state}" if state else "layers"
-        raise ShapeError(f"{model_type or 'the model'} has {what} whose parameters are not counted here; use another model")
+        label = model_type or "the model"
+        raise ShapeError(
+            f"{label} has {what} whose parameters are not counted here; work it out by hand, or use another model"
+        )
 
 
 def _linear(config: Mapping[str, Any], layers: int) -> Linear:

@@ -46,6 +46,7 @@ def test_families_whose_sequences_get_rows_of_their_own_are_trained(kind: str) -
         ({"model_type": "minimax", "layer_types": ["linear_attention"]}, "minimax has layers .*(linear_attention), and"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"a": 1}}, "(linear_attn_config)"),
         ({"model_type": "jamba", "mamba_d_state": 16}, "(mamba_d_state)"),
+        ({"model_type": "lfm2", "full_attn_idxs": [2, 5]}, "(full_attn_idxs)"),
     ],
 )
 def test_families_whose_state_would_pass_from_one_sequence_to_the_next_are_refused(
