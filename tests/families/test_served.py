@@ -23,14 +23,12 @@ from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.loss.sequences import random_sequence
-from tests.support.policy.families import FAMILIES, KIMI, save_family
+from tests.support.policy.families import CLOSE_OF, FAMILIES, KIMI, save_family
 from tests.support.policy.learner_logprobs import learner_logprobs_of
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(900)]
 CLOSE = 2e-5
-CLOSE_OF = {"glm4_moe_lite": 2e-4}
-"""Farther apart for a reason that is not known."""
 PROMPTS = 50
 
 

@@ -113,7 +113,7 @@ def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
 
 def _place(name: str, names: Collection[str]) -> tuple[str, tuple[int, ...]]:
     """Return the engine's parameter that a checkpoint tensor is part of, and its position in it. ``names``: of all."""
-    if match := _ATTENTION.fullmatch(name):
+    if (match := _ATTENTION.fullmatch(name)) and f"{match['prefix']}.kv_a_proj_with_mqa.weight" not in names:
         return f"{match['prefix']}.qkv_proj.{match['kind']}", ("qkv".index(match["part"]),)
     if match := _EXPERT.fullmatch(name):
         expert = int(match["expert"])

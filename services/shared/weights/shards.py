@@ -1,16 +1,17 @@
-"""Cuts an engine's parameters into the shards of its ranks, as SGLang 0.5.23 does for Llama, Qwen3 and Qwen3-MoE.
+"""Cuts an engine's parameters into the shards of its ranks, as SGLang 0.5.23 does for the classes that ``spread`` knows.
 
 ``gspo_services.shared.weights.engine_parameters`` says which tensors make a parameter. Of these tensors tensor rank r of
 n has:
 
     self_attn.qkv_proj               the r-th part of the rows of each of q, k, v; where ranks are more than heads of keys,
                                      one such head, which several ranks share
+    self_attn.q_b_proj, kv_b_proj    the r-th part of the rows, which are by heads
     self_attn.o_proj, mlp.down_proj  the r-th part of the columns; a bias whole
-    mlp.gate_up_proj                 the r-th part of the rows of each of gate, up
-    mlp.experts.w13_weight           of each of its experts: part of the rows of each of gate, up
-    mlp.experts.w2_weight            of each of its experts: part of the columns
+    mlp.gate_up_proj                 the r-th part of the rows of each of gate, up; of shared experts, too
+    experts.w13_weight               of each of its experts: part of the rows of each of gate, up
+    experts.w2_weight                of each of its experts: part of the columns
     embed_tokens, lm_head            the r-th part of the rows, after zero rows up to a multiple of 64
-    norms, routers                   everything
+    norms, routers, and the latent projections before norms    everything
 
 A parameter with another name is refused: a shard that nobody can compute cannot be verified.
 """
@@ -30,9 +31,12 @@ from gspo_services.shared.weights.checksums import Hash, hash_function
 from gspo_services.shared.weights.engine_parameters import EMBEDDING, HEAD, Buffer, Described, Layout, described, layouts_of
 from gspo_services.shared.weights.spread import Spread, SpreadError
 
-_BY_ROWS: Final = re.compile(r".*\.(self_attn\.qkv_proj|mlp\.gate_up_proj)\.(weight|bias)")
-_BY_COLUMNS: Final = re.compile(r".*\.(self_attn\.o_proj|mlp\.down_proj)\.weight")
-_WHOLE: Final = re.compile(r"model\.norm\.weight|.*\.(\w+_layernorm|[qk]_norm|mlp\.gate)\.weight|.*\.(o|down)_proj\.bias")
+_BY_ROWS: Final = re.compile(r".*\.(self_attn\.(qkv|q|q_b|kv_b)_proj|(mlp|shared_experts)\.gate_up_proj)\.(weight|bias)")
+_BY_COLUMNS: Final = re.compile(r".*\.(self_attn\.o_proj|(mlp|shared_experts)\.down_proj)\.weight")
+_WHOLE: Final = re.compile(
+    r"model\.norm\.weight|.*\.(\w+_layernorm|[qk]_norm|(mlp|block_sparse_moe)\.gate)\.weight|.*\.(o|down)_proj\.bias|"
+    r".*\.self_attn\.(fused_qkv_a_proj_with_mqa|kv_a_proj_with_mqa)\.weight|.*\.mlp\.gate\.e_score_correction_bias"
+)
 _KEYS_OR_VALUES: Final = re.compile(r".*\.[kv]_proj\.(weight|bias)")
 _Range = tuple[int, int]
 
@@ -183,7 +187,7 @@ def _shard(layout: Layout, cut: _Cut) -> Shard:
     if _BY_COLUMNS.fullmatch(name):
         return cut.shard(name, [cut.columns(indices[0], rank, ranks)])
     if _WHOLE.fullmatch(name):
-        return cut.shard(name, [cut.whole(indices[0])])
+        return cut.shard(name, [cut.whole(index) for index in indices])
     raise SpreadError(
         f"{name}: it is not known how SGLang cuts this parameter over {ranks} ranks, so its shards cannot be verified; use "
         "rollout.tensor_parallel = 1, and more rollouts"

@@ -13,8 +13,15 @@ from gspo_services.shared.settings import Settings
 
 VOCAB_ROWS: Final = 64
 """SGLang pads the embedding and the output layer to a multiple of this number of rows."""
-_KNOWN: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_KNOWN: Final = (
+    *("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Glm4MoeForCausalLM"),
+    *("Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"),
+)
 """Architectures for which it is known how SGLang cuts every parameter. Others would never pass verification."""
+_NOT_CUT: Final = {
+    "OlmoeForCausalLM": "SGLang's class normalises the heads of a rank as if they were all",
+}
+"""Architectures that SGLang 0.5.23 computes on one rank alone."""
 
 
 class SpreadError(ValueError):
@@ -65,6 +72,11 @@ def require_spread(config: Mapping[str, Any], spread: Spread) -> None:
     if spread.is_whole:
         return
     architecture = (config.get("architectures") or ["?"])[0]
+    if architecture in _NOT_CUT:
+        raise SpreadError(
+            f"{architecture} over {spread.tensor} ranks: {_NOT_CUT[architecture]}; use rollout.tensor_parallel = 1, and "
+            "more rollouts"
+        )
     if architecture not in _KNOWN:
         raise SpreadError(
             f"{architecture} over {spread.tensor} ranks: it is not known how SGLang cuts it, so no shard could be verified "
@@ -95,6 +107,9 @@ def _objection(config: Mapping[str, Any], spread: Spread) -> str:
         if value % parts:
             return f"{what} is {value}, which {parts} ranks do not divide"
     heads, tensor = kv_heads(config), spread.tensor
+    if config.get("kv_lora_rank"):
+        # Latent attention has keys of its own for each head of queries.
+        return ""
     if heads % tensor and tensor % heads:
         return f"num_key_value_heads is {heads} and rollout.tensor_parallel is {tensor}: neither divides the other"
     return ""
@@ -122,6 +137,8 @@ def _divided(config: Mapping[str, Any], spread: Spread) -> Iterator[tuple[str, i
     if mixture:
         yield "the number of experts", mixture.experts, spread.expert
         yield "the width of an expert", mixture.width, spread.tensor // spread.expert
+        if mixture.shared_width:
+            yield "the width of shared experts", mixture.shared_width, spread.tensor
 
 
 def _mixture(config: Mapping[str, Any]) -> Mixture:

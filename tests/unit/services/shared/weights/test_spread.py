@@ -14,11 +14,16 @@ DENSE: Final[dict[str, Any]] = {
 EXPERTS: Final[dict[str, Any]] = {
     **DENSE, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "moe_intermediate_size": 64,
 }  # fmt: skip
+LATENT: Final[dict[str, Any]] = {
+    **DENSE, "architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 6, "moe_intermediate_size": 64,
+    "n_shared_experts": 1, "kv_lora_rank": 8, "num_key_value_heads": 12,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("config", "spread"),
     [
+        ({**LATENT, "num_key_value_heads": 5}, Spread(tensor=4, expert=2)),
         (DENSE, Spread()),
         (DENSE, Spread(tensor=4)),
         (DENSE, Spread(tensor=2, data=3)),
@@ -61,6 +66,16 @@ def test_a_model_that_can_be_shared_is_accepted(config: dict[str, Any], spread: 
             "GemmaForCausalLM over 2 ranks: it is not known",
         ),
         ({**DENSE, "architectures": []}, Spread(tensor=2), "? over 2 ranks: it is not known"),
+        (
+            {**EXPERTS, "architectures": ["OlmoeForCausalLM"]},
+            Spread(tensor=2),
+            "OlmoeForCausalLM over 2 ranks: SGLang's class normalises the heads of a rank as if they were all",
+        ),
+        (
+            {**LATENT, "moe_shared_expert_intermediate_size": 6},
+            Spread(tensor=4, expert=2),
+            "the width of shared experts is 6, which 4 ranks do not divide",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_shared_so_is_refused_with_the_way_out(
