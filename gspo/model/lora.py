@@ -12,20 +12,31 @@ the rounding. So a version can be compared bit by bit with what an export comput
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-MODULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+_LATENT: Final = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", "self_attn.o_proj")
+MODULES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "attention": (
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+        ("self_attn.q_a_proj", "self_attn.q_b_proj", *_LATENT),
+        ("self_attn.q_proj", *_LATENT),
+    ),
+    "mlp": (("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),),
 }
-"""Linear layers of a decoder's layer by target. A model must have all of a target's: peft would adapt those that it has."""
-PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {"experts": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")}
-"""Stacked parameters by target."""
+"""Linear layers of a decoder's layer by target, as families have them: latent attention has others. A model must have all of
+one form: peft would adapt those that it has."""
+PARAMETERS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "experts": (
+        ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+        ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    )
+}
+"""Stacked parameters by target, likewise."""
 TARGETS: Final = (*MODULES, *PARAMETERS)
 _NAME: Final = "default"
 _WRAPPED: Final = ".base_layer"
@@ -90,8 +101,8 @@ def lora_config(plan: LoraPlan) -> Any:
 
     if plan.num_adapters > 1 and any(target in PARAMETERS for target in plan.target_modules):
         raise ValueError(f"{plan.num_adapters} adapters of experts cannot be told apart by token; adapt other weights")
-    modules = [re.escape(name) for target in plan.target_modules for name in MODULES.get(target, ())]
-    parameters = [name for target in plan.target_modules for name in PARAMETERS.get(target, ())]
+    modules = [re.escape(name) for name in _names(plan.target_modules, MODULES)]
+    parameters = _names(plan.target_modules, PARAMETERS)
     return LoraConfig(
         # The scale, alpha / rank, stays that of one adapter.
         r=plan.rank * plan.num_adapters,
@@ -103,6 +114,11 @@ def lora_config(plan: LoraPlan) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def _names(targets: Iterable[str], known: Mapping[str, tuple[tuple[str, ...], ...]]) -> list[str]:
+    """Of all forms of these targets, each once."""
+    return list(dict.fromkeys(name for target in targets for form in known.get(target, ()) for name in form))
 
 
 def freeze_all_but_lora(model: nn.Module) -> None:
@@ -192,14 +208,16 @@ def _changes(adapted: AdaptedWeight, lora_a: Tensor, lora_b: Tensor) -> Iterator
 
 
 def _has(model: nn.Module, target: str) -> bool:
-    """Return whether the model has all kinds of weights that belong to a target."""
+    """Return whether the model has all kinds of weights that belong to one form of a target.
+
+    Not those of dense layers beside experts: peft would take their names for those of the experts.
+    """
+    if target == "mlp" and _has(model, "experts"):
+        return False
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     stacked = [name for name, _ in model.named_parameters()]
-    return (
-        all(
-            any(name.endswith(f".{wanted}") for name in names)
-            for names, kinds in ((linear, MODULES), (stacked, PARAMETERS))
-            for wanted in kinds.get(target, ())
-        )
-        and target in TARGETS
+    return any(
+        all(any(name.endswith(f".{wanted}") for name in names) for wanted in form)
+        for names, known in ((linear, MODULES), (stacked, PARAMETERS))
+        for form in known.get(target, ())
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.moe.mixture import mixture_of
+from gspo_services.learner.start.long_context import LINEAR_ATTENTION
 from gspo_services.shared.settings import Learner, LoraSection
 
 
@@ -20,6 +21,11 @@ def require_adaptable(
         return
     kind, there = str(model_config.get("model_type", "")), _kinds(model_config)
     for target in lora.target_modules:
+        if target == "mlp" and mixture_of(model_config).dense_layers:
+            raise ValueError(
+                f"lora.target_modules names 'mlp' and some layers of this {kind} model have experts, for which peft would "
+                f"take the names of the others; name some of {', '.join(there)}"
+            )
         if target not in there:
             raise ValueError(
                 f"lora.target_modules names {target!r} and a {kind} model of this configuration has none; name some of "
@@ -35,6 +41,11 @@ def require_adaptable(
             f"expert_bias_rate is above 0 and lora.rank is {lora.rank}: adapters leave the routers as they are; set "
             "objective.expert_bias_rate = 0"
         )
+    if lora.publish == "adapter" and (reason := _unpublished(model_config)):
+        raise ValueError(
+            f"lora.publish is 'adapter' and a {kind} model has {reason}: SGLang's slots have q, k, v and o of every layer; "
+            'set lora.publish = "merged"'
+        )
     size = learner.expert_parallel
     if size > 1 and "experts" in lora.target_modules:
         raise ValueError(
@@ -48,9 +59,14 @@ def require_adaptable(
         )
 
 
+def _unpublished(config: Mapping[str, Any]) -> str:
+    """What keeps adapters of attention from being versions; empty: nothing."""
+    if config.get("kv_lora_rank"):
+        return "latent attention"
+    layers = config.get("layer_types")
+    return "layers of linear attention" if LINEAR_ATTENTION in (layers if isinstance(layers, list) else ()) else ""
+
+
 def _kinds(config: Mapping[str, Any]) -> list[str]:
     """Return the targets that a decoder of this configuration has."""
-    mixture = mixture_of(config)
-    if not mixture:
-        return ["attention", "mlp"]
-    return ["attention", *(["mlp"] if mixture.dense_layers else []), "experts"]
+    return ["attention", "experts" if mixture_of(config) else "mlp"]

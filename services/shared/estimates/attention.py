@@ -23,6 +23,13 @@ class Latent:
         """What costs in attention as much as a head of keys and one of values of this size."""
         return (self.nope + self.rope + self.value) // 2
 
+    def sides(self, hidden: int, heads: int) -> int:
+        """Rows and columns of all matrices of one layer."""
+        queries = heads * (self.nope + self.rope)
+        of_queries = hidden + 2 * self.q_rank + queries if self.q_rank else hidden + queries
+        of_keys = hidden + self.kv_rank + self.rope + self.kv_rank + heads * (self.nope + self.value)
+        return of_queries + of_keys + heads * self.value + hidden
+
     def kept(self, heads: int) -> int:
         """Elements that autograd keeps of one layer for one token: queries, keys, values and results as wide as keys, as the
         kernel has them, and the narrower results that are projected."""

@@ -140,8 +140,10 @@ class ModelShape:
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of adapters of ``rank``: rank times the sum of both dimensions, for each adapted matrix."""
         hidden, heads, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        queries = heads * (2 if self.model_type in _GATED_LINEAR else 1)
+        attention = (hidden + queries) + (heads + hidden) + 2 * (hidden + keys)
         sums = {
-            "attention": self.layers * (2 * (hidden + heads) + 2 * (hidden + keys)),
+            "attention": self._attending * (self.latent.sides(hidden, self.heads) if self.latent else attention),
             "mlp": self._plain_layers * 3 * (hidden + self.ffn),
             # Gate and up are one matrix here, and have one A.
             "experts": self.mixed_layers * self.experts * (hidden + 2 * self.expert_ffn + self.expert_ffn + hidden),
