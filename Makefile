@@ -46,7 +46,7 @@ export TOKENIZERS_PARALLELISM := false
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
 	bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-families test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
-	test-monitoring test-soak test-storm kills fuzz monitor docs docs-settings images sbom release chart push-chart push-manifests clean
+	test-monitoring test-soak test-storm kills fuzz monitor docs docs-settings docs-families images sbom release chart push-chart push-manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -338,6 +338,10 @@ $(DOCS)/.installed: requirements/docs.txt
 docs-settings: ## write docs/settings.md, the page of all settings, from the code
 	$(BIN)/python -m gspo_services.shared.settings.reference > docs/.settings.md
 	mv docs/.settings.md docs/settings.md
+
+docs-families: ## write docs/guide/families.md, what goes with which family of models, from the code
+	$(BIN)/python -m tests.support.checking.family_table > docs/.families.md
+	mv docs/.families.md docs/guide/families.md
 
 images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu"), with DOCKER (docker, podman)
 	for name in $(IMAGES); do \

@@ -8,7 +8,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gspo_services.prepare.check.model import has_class
 from gspo_services.shared.estimates import ShapeError, shape_of
-from tests.families.test_states import made
+from tests.support.policy.default_models import made
 
 pytestmark = pytest.mark.families
 SERVED = sorted(

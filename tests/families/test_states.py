@@ -1,30 +1,19 @@
 """Layers with a state: a model is refused by its configuration if, and only if, its layers would be refused."""
 
-import warnings
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gspo.model.linear_attention import by_rows
 from gspo_services.learner.start import TRAINED_LAYERS, require_apart
+from tests.support.policy.default_models import made
 
 pytestmark = pytest.mark.families
 ELSEWHERE: Final = frozenset({"phi4_multimodal"})
 """The convolutions are those of its ears."""
 KINDS: Final = sorted((set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING)) - ELSEWHERE)
-
-
-def made(kind: str) -> Any:
-    """A model of the family's own defaults without memory, where they are one."""
-    try:
-        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
-    except Exception as error:  # noqa: BLE001 - whatever the family misses
-        pytest.skip(f"no default model: {error}"[:200])
 
 
 @pytest.mark.parametrize("kind", KINDS)

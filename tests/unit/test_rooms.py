@@ -124,6 +124,7 @@ def test_the_contract_about_torch_leaves_out_only_rooms_that_need_it() -> None:
     left_out = {room for room in rooms if room.count(".") == 2 and not {room, room.rpartition(".")[0]} & set(held)}
     left_out = {room for room in left_out if not room.startswith("gspo_services.learner.")}
     assert left_out == {
+        "gspo_services.prepare.dequantise",
         "gspo_services.prepare.env_try",
         "gspo_services.prepare.tiny_models",
         "gspo_services.runs.export",

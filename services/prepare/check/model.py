@@ -75,7 +75,7 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
     config = model.config
     kind = str(config.get("model_type", ""))[:100]
     names = _texts(config, "architectures")
-    refused = _refused(config) or _unserved(situation, config)
+    refused = learner_refusal(config) or _unserved(situation, config)
     if refused:
         label = names[0] if names else kind or "the model"
         return Finding(check="architecture", status="fail", text=f"{label}: {refused[0]}", way_out=refused[1])
@@ -98,7 +98,7 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
 
 
 def _is_readable(config: Mapping[str, Any]) -> bool:
-    """Whether its experts can be read; where not, ``_refused`` has said why."""
+    """Whether its experts can be read; where not, ``learner_refusal`` has said why."""
     try:
         mixture_of(config)
     except ValueError:
@@ -110,7 +110,7 @@ def _own_code(config: Mapping[str, Any]) -> str:
     return "; its own code (auto_map) is never executed" if config.get("auto_map") else ""
 
 
-def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
+def learner_refusal(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why the learner would refuse the model, and the way out."""
     names = _texts(config, "architectures")
     others = sorted(set(_texts(config, "layer_types")) - TRAINED_LAYERS)
