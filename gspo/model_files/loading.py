@@ -7,7 +7,7 @@ nothing but a warning. Here that is an error, as is every other mistake in the f
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +101,10 @@ def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, plac
     with torch.device("meta"):
         # Also imports the model's classes: those imported inside DeepSpeed's zero.Init would stay without initialiser.
         bare = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    wanted = None if bare._keep_in_fp32_modules_strict else _wanted(bare)
+    wanted = None if bare._keep_in_fp32_modules_strict else _wanted(bare, sources_of)
     if wanted is None:
-        _require_once(bare, model_dir)
+        # transformers would give random values to what the files lack, and take no notice of what they have besides.
+        _agreed(model_dir, _wanted(bare, _converted) or {}, placement)
         return None
     folder, found = _agreed(model_dir, wanted, placement)
     with folder:
@@ -119,43 +120,18 @@ def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, plac
 
 
 def load_converted(model_dir: Path, dtype: torch.dtype, *, attention: str, placement: WeightPlaces = WHOLE_MODEL) -> Any:
-    """Load what ``load_from_files`` cannot, as transformers does. Collective where ``placement`` is.
-
-    Raises: as ``load_from_files``. transformers itself would give random values to what the files lack.
-    """
+    """Have transformers load what ``load_from_files`` looked through and cannot load. Collective where ``placement`` is."""
     from transformers import AutoModelForCausalLM
 
     with placement.converting():
-        model, found = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             model_dir,
             config=load_config(model_dir),
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,
             use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
         )
-    absent = [*sorted(found["missing_keys"]), *(str(each[0]) for each in found["mismatched_keys"])]
-    if absent:
-        raise ModelFilesError(
-            f"{model_dir} has no {absent[0]} of the shape that config.json asks for: the weights belong to another model or "
-            "are incomplete; copy or download the model again"
-        )
-    _require_all_read(model_dir, set(model.state_dict()), found["unexpected_keys"])
-    return model
-
-
-def _require_once(bare: Any, model_dir: Path) -> None:
-    """Raises: ModelFilesError when files hold a tensor and also those that make it, of which transformers can read one."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    with ModelFolder(model_dir) as folder:
-        there = set(folder.tensors)
-    own = bare.state_dict()
-    for name in sorted(there & own.keys()):
-        parts = revert_weight_conversion(bare, {name: torch.empty(own[name].shape, device="meta")})
-        _require_all_read(model_dir, [name], there & (parts.keys() - {name}))
 
 
 def _require_all_read(model_dir: Path, wanted: Collection[str], unread: Iterable[str]) -> None:
@@ -190,7 +166,15 @@ def _agreed(
     return folder, found
 
 
-def _wanted(bare: nn.Module) -> dict[str, list[list[WantedTensor]]] | None:
+def _converted(model: Any, name: str, shape: Sequence[int]) -> list[WantedTensor]:
+    """The tensors of which transformers makes a parameter, in whatever way."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored = revert_weight_conversion(model, {name: torch.empty(tuple(shape), device="meta")})
+    return [WantedTensor(each, tuple(tensor.shape)) for each, tensor in stored.items()]
+
+
+def _wanted(bare: nn.Module, find: Callable[..., list[WantedTensor] | None]) -> dict[str, list[list[WantedTensor]]] | None:
     """By the name of each parameter and saved buffer, the sets of tensors of which one must be in the files."""
     aliases: dict[int, list[str]] = {}
     values: dict[str, Tensor] = {}
@@ -201,7 +185,7 @@ def _wanted(bare: nn.Module) -> dict[str, list[list[WantedTensor]]] | None:
     for names in aliases.values():
         choices: list[list[WantedTensor]] = []
         for name in names:
-            sources = sources_of(bare, name, values[name].shape)
+            sources = find(bare, name, values[name].shape)
             if sources is None:
                 return None
             choices.append(sources)

@@ -23,8 +23,8 @@ from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
-from gspo.moe.bias_balance import BiasBalance
 from gspo.model_files.configuration import read_config
+from gspo.moe.bias_balance import BiasBalance
 from gspo.moe.experts import ExpertShape
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
