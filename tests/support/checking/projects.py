@@ -28,7 +28,7 @@ def gpus(name: str, number: int) -> Hardware:
 def write_weights(path: Path, elements: int, kind: str = "F32") -> None:
     """A safetensors file with one tensor, whose bytes are a hole."""
     size = elements * {"F32": 4, "BF16": 2}[kind]
-    header = json.dumps({"model.all": {"dtype": kind, "shape": [elements], "data_offsets": [0, size]}}).encode()
+    header = json.dumps({f"all.{path.stem}": {"dtype": kind, "shape": [elements], "data_offsets": [0, size]}}).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gspo.model_files.configuration import read_config
-from gspo_services.learner.start import AUTOEP_FAMILIES, autoep_config
+from gspo_services.learner.start import autoep_config
 from gspo_services.learner.start.autoep import AUTOEP_TRIED
 from gspo_services.learner.start.parallelism import (
     Parallelism,
@@ -158,11 +158,3 @@ def test_a_combination_works_or_is_refused_with_the_way_out(
     found = refusal(replace(PLAN, **changes), **learner)
     assert part in found
     assert bool(found) == bool(part)
-
-
-def test_the_docs_name_the_models_whose_experts_ranks_can_share() -> None:
-    (row,) = [
-        line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `expert_parallel` above 1 |")
-    ]
-    named = re.findall(r"`(\w+)`", row.split("|")[2].partition(" model")[0])
-    assert sorted(named) == sorted(AUTOEP_FAMILIES)
