@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.model_files.file_names import file_tensors
 from gspo.moe.expert_layout import slab_of
 
 
@@ -51,17 +52,15 @@ class ServedParameter:
 
 def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
-    from transformers.core_model_loading import revert_weight_conversion
-
     slab = slab_of(name, tensor.shape)
     if slab is None:
-        yield from revert_weight_conversion(model, {name: tensor}).items()
+        yield from file_tensors(model, {name: tensor}).items()
         return
     # transformers does not know this parameter: numbers in its place show where it has each row. Rows of one would be
     # squeezed.
     experts = tensor.shape[0]
     rows = torch.arange(experts * slab.of_rows).view(experts, slab.of_rows, 1).expand(-1, -1, 2)
-    for serving_name, part in revert_weight_conversion(model, {slab.fused: rows}).items():
+    for serving_name, part in file_tensors(model, {slab.fused: rows}).items():
         expert, row = divmod(int(part.reshape(-1)[0]), slab.of_rows)
         if tuple(part.shape) != (slab.rows, 2):
             raise ValueError(f"{slab.fused} is served as {serving_name}, which is not one projection of one expert")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gspo.model_files.text_model import text_model_of
+
 READ_AS: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
 """Model types that are another one's under a name of their own: its layers, and its tensors. With their own names
 transformers would leave experts random."""
@@ -27,7 +29,15 @@ CONVOLVED_BETWEEN: Final = "full_attn_idxs"
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a model's config.json, with the model type of ``READ_AS``. Raises: ValueError when it is missing or no object."""
+    """Read a model's config.json: that of its text model (``text_model_of``), with the model type of ``READ_AS``.
+
+    Raises: ValueError when it is missing or no object, or when its text model cannot be trained.
+    """
+    return dict(text_model_of(read_whole(directory)).config)
+
+
+def read_whole(directory: Path) -> dict[str, Any]:
+    """Read it as it stands, but for the model type. Raises: ValueError when it is missing or no object."""
     path = directory / "config.json"
     try:
         config = json.loads(path.read_bytes())

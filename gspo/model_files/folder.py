@@ -45,6 +45,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
     """Of its bytes, in the file."""
+    num_bytes: int
 
     @property
     def num_elements(self) -> int:
@@ -151,20 +152,21 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         found = [_stored(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFilesError(f"{path} is not a whole safetensors file: {error}; {_AGAIN}") from error
-    end = max((each.begin + num_bytes for each, num_bytes in found), default=8 + length)
+    end = max((each.begin + each.num_bytes for each in found), default=8 + length)
     if end != size:
         raise ModelFilesError(f"{path} has {size} bytes, its header describes {end}: it is truncated or damaged; {_AGAIN}")
-    return {each.name: each for each, _ in found}
+    return {each.name: each for each in found}
 
 
-def _stored(path: Path, name: str, entry: Any, data: int) -> tuple[StoredTensor, int]:
-    """One tensor, and its number of bytes."""
+def _stored(path: Path, name: str, entry: Any, data: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
     dtype, shape = entry["dtype"], entry["shape"]
     if not all(isinstance(each, int) and 0 <= each < 2**62 for each in (begin, end, *shape)) or begin > end:
         raise ValueError(f"{name} has shape {str(shape)[:100]} at {begin} to {end}")
-    stored = StoredTensor(name=name, path=path, dtype=str(dtype), shape=tuple(shape), begin=data + begin)
+    stored = StoredTensor(
+        name=name, path=path, dtype=str(dtype), shape=tuple(shape), begin=data + begin, num_bytes=end - begin
+    )
     known = DTYPES.get(stored.dtype)
     if known is not None and stored.num_elements * known.itemsize != end - begin:
         raise ValueError(f"{name} is {dtype} {list(shape)} and has {end - begin} bytes")
-    return stored, end - begin
+    return stored

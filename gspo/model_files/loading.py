@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from gspo.model_files.configuration import READ_AS, read_config, require_unquantised
+from gspo.model_files.file_names import file_name, keep_names, load_config
 from gspo.model_files.folder import DTYPES, ModelFilesError, ModelFolder, StoredTensor
 from gspo.model_files.sources import WantedTensor, sources_of
 
@@ -71,24 +71,6 @@ class _WholeModel:
 WHOLE_MODEL: Final[WeightPlaces] = _WholeModel()
 
 
-def load_config(directory: Path) -> Any:
-    """Make transformers' configuration. Raises: ValueError for a model that it does not know, or a quantised one."""
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    content = read_config(directory)
-    require_unquantised(content)
-    kind = str(content.get("model_type"))
-    if kind in READ_AS.values():
-        return CONFIG_MAPPING[kind].from_dict(content)
-    if content.get("auto_map") and kind not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{directory}: {kind[:50]} is known to code of its own alone (auto_map), which is never executed; use a model "
-            "that transformers has a class of"
-        )
-    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-
-
 def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, placement: WeightPlaces = WHOLE_MODEL) -> Any:
     """Load a causal language model. None when its class converts weights in ways that only transformers itself knows.
 
@@ -97,18 +79,25 @@ def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, plac
     """
     from transformers import AutoModelForCausalLM
 
-    config = load_config(model_dir)
+    config, text = load_config(model_dir)
     with torch.device("meta"):
         # Also imports the model's classes: those imported inside DeepSpeed's zero.Init would stay without initialiser.
         bare = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    keep_names(bare, text)
     wanted = None if bare._keep_in_fp32_modules_strict else _wanted(bare, sources_of)
     if wanted is None:
+        if text.names:
+            raise ModelFilesError(
+                f"{model_dir}: {type(bare).__name__} is read by transformers alone, which would read the other towers, too; "
+                "use another model"
+            )
         # transformers would give random values to what the files lack, and take no notice of what they have besides.
         _agreed(model_dir, _wanted(bare, _converted) or {}, placement)
         return None
     folder, found = _agreed(model_dir, wanted, placement)
     with folder:
         model = _build(type(bare), config, dtype, attention, placement)
+        keep_names(model, text)
         failure: ModelFilesError | None = None
         try:
             _fill(model, folder, found, placement)
@@ -126,7 +115,7 @@ def load_converted(model_dir: Path, dtype: torch.dtype, *, attention: str, place
     with placement.converting():
         return AutoModelForCausalLM.from_pretrained(
             model_dir,
-            config=load_config(model_dir),
+            config=load_config(model_dir)[0],
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,
@@ -191,7 +180,7 @@ def _wanted(bare: nn.Module, find: Callable[..., list[WantedTensor] | None]) -> 
             choices.append(sources)
             if len(sources) > 1:
                 # Files of newer models hold it fused.
-                choices.append([WantedTensor(name, tuple(values[name].shape))])
+                choices.append([WantedTensor(file_name(bare, name), tuple(values[name].shape))])
         # Tied weights are in the files under any of their names.
         wanted |= dict.fromkeys(names, choices)
     return wanted

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from gspo.model_files.file_names import file_tensors
+
 _WIDTH: Final = 2
 
 
@@ -30,10 +32,8 @@ def sources_of(model: Any, name: str, shape: Sequence[int]) -> list[WantedTensor
     ``model``: any transformers model of this configuration, also one without memory.
     None when it is not a concatenation, for example when a conversion transposes.
     """
-    from transformers.core_model_loading import revert_weight_conversion
-
     whole = tuple(shape)
-    stored = revert_weight_conversion(model, {name: torch.empty(whole, device="meta")})
+    stored = file_tensors(model, {name: torch.empty(whole, device="meta")})
     if len(stored) == 1:
         ((only, tensor),) = stored.items()
         return [WantedTensor(only, whole)] if tuple(tensor.shape) == whole else None
@@ -43,7 +43,7 @@ def sources_of(model: Any, name: str, shape: Sequence[int]) -> list[WantedTensor
     rows = torch.Size(whole[:-1])
     probe = torch.arange(rows.numel()).view(*rows, 1).expand(*rows, _WIDTH)
     try:
-        numbered = revert_weight_conversion(model, {name: probe})
+        numbered = file_tensors(model, {name: probe})
     except (RuntimeError, ValueError, IndexError):
         return None
     found: list[WantedTensor] = []

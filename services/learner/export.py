@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gspo.files import make_partial_directory, partial_path, publish_directory
+from gspo.model_files.folder import ModelFilesError
+from gspo.model_files.other_towers import read_others
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.foreign import belongs_to_model
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
     from gspo_services.learner.engine import LearnerEngine
 
 # Files of a model directory with weights, or that this module writes itself. The others belong to tokenizer and prompt.
-_NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")
+_CONFIG = "config.json"
+_NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", _CONFIG)
 # Where a model has its other chat templates.
 _TEMPLATES = "additional_chat_templates"
 
@@ -41,21 +45,21 @@ def export_model(
     """Write a directory that ``from_pretrained`` loads, whole or not at all. Replaces an older export. Collective.
 
     Args:
-        tokenizer_from: the model directory from which everything but weights and configuration is copied.
+        tokenizer_from: the starting model's directory, from which all is copied that is not trained.
         dtype: the type of the weights; None keeps the learner's.
         max_shard_bytes: rank 0 holds at most one shard of this size, or one larger tensor, in memory.
 
-    Raises: ValueError, before anything is written, when tokenizer_from is no directory; ExportError, on all ranks, when the
-    export cannot be written: nothing of it stays, but an older export does.
+    Raises: ValueError, before anything is written, when tokenizer_from is no model's directory; ExportError, on all ranks,
+    when the export cannot be written: nothing of it stays, but an older export does.
     """
-    if not tokenizer_from.is_dir():
-        raise ValueError(f"tokenizer_from is {tokenizer_from}, not a directory; name the starting model's directory")
+    if not (tokenizer_from / _CONFIG).is_file():
+        raise ValueError(f"tokenizer_from is {tokenizer_from}, without {_CONFIG}; name the starting model's directory")
     weights = engine.serving_weights(dtype)
     failure: Exception | None = None
     try:
         if engine.rank == 0:
             _write(engine, weights, destination, tokenizer_from, dtype, max_shard_bytes)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ModelFilesError) as error:
         failure = error
     # The ranks gather each tensor together, even those that are not written.
     for _ in weights:
@@ -84,12 +88,11 @@ def _write(
     dtype: torch.dtype | None,
     max_shard_bytes: int,
 ) -> None:
-    """Raises: OSError, SafetensorError."""
+    """Raises: OSError, SafetensorError, ModelFilesError."""
     partial = make_partial_directory(destination)
     write_model(
         partial,
         weights,
-        config=engine.model.config,
         generation_config=engine.model.generation_config,
         dtype=dtype or engine.model.dtype,
         tokenizer_from=tokenizer_from,
@@ -102,7 +105,6 @@ def write_model(
     directory: Path,
     weights: Iterable[tuple[str, Tensor]],
     *,
-    config: Any,
     generation_config: Any,
     dtype: torch.dtype,
     tokenizer_from: Path,
@@ -112,20 +114,32 @@ def write_model(
 
     Args:
         weights: names and tensors as inference engines load them; a tensor is used only until the next one is asked for.
-        config, generation_config: transformers' own objects; generation_config may be None.
+        generation_config: transformers' own object, or None.
         dtype: the type of the weights, for config.json.
+        tokenizer_from: the starting model's directory. All else comes from there: towers that are not trained, bit for bit,
+            and config.json, as transformers would drop keys that SGLang reads.
 
-    Raises: OSError, SafetensorError.
+    Raises: OSError, SafetensorError, ModelFilesError.
     """
     writer = ShardWriter(directory, max_shard_bytes)
-    for name, tensor in weights:
+    for name, tensor in chain(weights, read_others(tokenizer_from)):
         writer.add(name, tensor)
     writer.finish()
-    content = config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
-    type(config).from_dict(content).save_pretrained(directory)
+    _write_config(tokenizer_from / _CONFIG, directory / _CONFIG, str(dtype).removeprefix("torch."))
     if generation_config is not None:
         generation_config.save_pretrained(directory)
     copy_companions(tokenizer_from, directory)
+
+
+def _write_config(source: Path, destination: Path, dtype: str) -> None:
+    """Copy config.json; another type of weights is noted where it notes them."""
+    config = json.loads(source.read_bytes())
+    inner = [each for each in [config.get("text_config")] if isinstance(each, dict)]
+    for part in (config, *inner):
+        key = "torch_dtype" if "torch_dtype" in part else "dtype"
+        if part is config or key in part:
+            part[key] = dtype
+    destination.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class ShardWriter:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer, decoders
 
+from gspo.model_files.text_model import text_model_of
 from gspo_services.rollout.chat_template import (
     NO_ARGUMENTS,
     SENTINEL,
@@ -52,7 +53,7 @@ class ChatTokenizer:
         Raises: TokenizerError when files are missing or broken, or do not match the model's vocabulary.
         """
         config = _read_json(directory / "tokenizer_config.json")
-        model_config = _read_json(directory / "config.json")
+        model_config = _text_config(directory / "config.json")
         self._tokenizer = _read_tokenizer(directory / "tokenizer.json")
         self.directory = directory
         specials = special_tokens(_with_special_map(directory, config))
@@ -210,7 +211,7 @@ class ChatTokenizer:
         values = self.template_arguments if arguments is None else arguments
         return self.template.render(messages, tools, values, add_generation_prompt=add_generation_prompt)
 
-    def _stop_ids(self, directory: Path, model_config: dict[str, Any], eos: str | None) -> frozenset[int]:
+    def _stop_ids(self, directory: Path, model_config: Mapping[str, Any], eos: str | None) -> frozenset[int]:
         generation = directory / "generation_config.json"
         ids: set[int] = set()
         # The engine stops at the tokens of either file.
@@ -263,6 +264,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise TokenizerError(f"{path}: expected a JSON object")
     return plain
+
+
+def _text_config(path: Path) -> Mapping[str, Any]:
+    config = _read_json(path)
+    try:
+        return text_model_of(config).config
+    except ValueError as error:
+        raise TokenizerError(f"{path}: {error}") from error
 
 
 def _token_count(directory: Path, value: Any) -> int:

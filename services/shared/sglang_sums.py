@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from gspo_protocol.digests import sums_digest
 from gspo_protocol.tiles import TILE_BYTES
 from gspo_services.shared.sglang_patching import answered
 from gspo_services.shared.torch_tiles import rectangle_sums, tile_sums
@@ -23,20 +24,23 @@ def report(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
     """Sum ``model`` as the files in the directory that the one tensor names say. Each tensor rank answers for itself."""
     from sglang.srt.utils.weight_checker import _is_skip_weight_check
 
-    def sizes(directory: Path, rank: int) -> dict[str, Any]:
+    def sums(directory: Path, rank: int) -> dict[str, Any]:
         state = {
             name: tensor
             for name, tensor in (*model.named_parameters(), *model.named_buffers())
             if not _is_skip_weight_check(name, tensor)
         }
-        return {"sizes": sum_parameters(state, directory, rank)}
+        sizes, others = sum_parameters(state, directory, rank)
+        return {"sizes": sizes, "others": others}
 
-    answered(named_tensors, sizes)
+    answered(named_tensors, sums)
 
 
-def sum_parameters(state: dict[str, torch.Tensor], directory: Path, rank: int = 0) -> dict[str, int]:
+def sum_parameters(state: dict[str, torch.Tensor], directory: Path, rank: int = 0) -> tuple[dict[str, int], dict[str, str]]:
     """Write the sums of the parameters that this rank's file in ``directory`` places, in its order, where they are as large
-    as it says. Returns the bytes of each parameter. Raises: OSError, MsgspecError.
+    as it says. Returns the bytes of each parameter, and the digests of those that it does not place.
+
+    Raises: OSError, MsgspecError.
     """
     sizes = {name: tensor.nbytes for name, tensor in state.items()}
     placed = msgspec.msgpack.decode((directory / places_file(rank)).read_bytes(), type=Places)
@@ -45,12 +49,21 @@ def sum_parameters(state: dict[str, torch.Tensor], directory: Path, rank: int = 
             each
             for name, parameter in placed.items()
             if sizes.get(name) == parameter.num_bytes
-            for each in _sums(state[name].detach().contiguous().view(-1).view(torch.uint8), parameter)
+            for each in _sums(_bytes(state[name]), parameter)
         ]
         # One transfer, and the host waits once.
         row = torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
+        others = {name: _digest(tensor) for name, tensor in state.items() if name not in placed}
     (directory / sums_file(rank)).write_bytes(row.cpu().numpy().astype("<i8", copy=False).tobytes())
-    return sizes
+    return sizes, others
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return sums_digest(tile_sums(_bytes(tensor))[1].cpu().numpy().view("<u8"), tensor.nbytes)
 
 
 def _sums(data: torch.Tensor, parameter: PlacedParameter) -> Iterator[torch.Tensor]:

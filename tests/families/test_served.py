@@ -20,25 +20,12 @@ from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.rollout.weights.verify import Verification
 from tests.support.engines.chosen_experts import collected, of_learner, request
-from tests.support.engines.prompt_logprobs import prompt_logprobs
-from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
-from tests.support.loss.sequences import random_sequence
+from tests.support.engines.compared import CLOSE, largest_difference
+from tests.support.learner.tiny_model import checkpoint_tensors
 from tests.support.policy.families import CLOSE_OF, FAMILIES, KIMI, save_family
-from tests.support.policy.learner_logprobs import learner_logprobs_of
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(900)]
-CLOSE = 2e-5
-PROMPTS = 50
-
-
-async def largest_difference(server: EngineServer, folder: Path) -> float:
-    """Of log-probs of random sequences, |learner - engine|."""
-    # SGLang misreports the last id of a vocabulary in a prompt.
-    sequences = [random_sequence(4 + seed, seed, vocab_size=TINY_VOCAB_SIZE - 1) for seed in range(PROMPTS)]
-    own = learner_logprobs_of(folder, sequences)
-    served = [await prompt_logprobs(server.url, sequence.token_ids.tolist()) for sequence in sequences]
-    return max(float(np.abs(here - there).max()) for here, there in zip(own, served, strict=True))
 
 
 async def require_reported(engine: Engine, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gspo.model_files.text_model import TOWER_CLASSES
 from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start.long_context import LINEAR_ATTENTION
 from gspo_services.shared.settings import Learner, LoraSection
@@ -40,6 +41,12 @@ def require_adaptable(
         raise ValueError(
             f"expert_bias_rate is above 0 and lora.rank is {lora.rank}: adapters leave the routers as they are; set "
             "objective.expert_bias_rate = 0"
+        )
+    classes = model_config.get("architectures") or ["?"]
+    if lora.publish == "adapter" and classes[0] in TOWER_CLASSES:
+        raise ValueError(
+            f"lora.publish is 'adapter' and the model is a {classes[0]}: engines know the layers of its text model by other "
+            'names than adapters have; set lora.publish = "merged"'
         )
     if lora.publish == "adapter" and (reason := _unpublished(model_config)):
         raise ValueError(

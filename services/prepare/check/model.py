@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo.model_files.configuration import read_config, require_unquantised
+from gspo.model_files.text_model import TOWER_CLASSES
 from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start import (
     TRAINED_LAYERS,
@@ -87,7 +88,8 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
                 text=f"{name}: no class of the {' and '.join(lacking)} installed here{_own_code(config)}",
                 way_out="train a model that both know, or install a release that does",
             )  # fmt: skip
-    text = f"{names[0] if names else kind}, {_size(model)}"
+    tower = ", its text model alone (images in a task are refused)" if names[:1] and names[0] in TOWER_CLASSES else ""
+    text = f"{names[0] if names else kind}{tower}, {_size(model)}"
     if kind in TRIED:
         return Finding(check="architecture", status="ok", text=text + _own_code(config))
     return Finding(
@@ -113,7 +115,9 @@ def _own_code(config: Mapping[str, Any]) -> str:
 def learner_refusal(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why the learner would refuse the model, and the way out."""
     names = _texts(config, "architectures")
-    others = sorted(set(_texts(config, "layer_types")) - TRAINED_LAYERS)
+    text = config.get("text_config")
+    in_chunks = ["chunked_attention"] if isinstance(text, Mapping) and text.get("attention_chunk_size") else []
+    others = sorted({*_texts(config, "layer_types"), *in_chunks} - TRAINED_LAYERS)
     if others:
         return (
             f"layers of type {', '.join(others)}",
@@ -130,10 +134,14 @@ def learner_refusal(config: Mapping[str, Any]) -> tuple[str, str] | None:
         return "layers that take their keys from others (num_kv_shared_layers)", "use another model"
     if config.get("router_jitter_noise"):
         return f"router_jitter_noise is {config['router_jitter_noise']}", "set it to 0 in config.json"
-    if names and not names[0].endswith("ForCausalLM"):
+    if names and not names[0].endswith("ForCausalLM") and names[0] not in TOWER_CLASSES:
         for kind, says in (("vision_config", "images"), ("audio_config", "sound")):
             if kind in config:
-                return f"{names[0]} takes {says}", "use a model of text alone: episodes have no other content"
+                known = ", ".join(sorted(TOWER_CLASSES))
+                return (
+                    f"{names[0]} takes {says}",
+                    f"use a model of text alone, or one whose text model is trained here: {known}",
+                )
         if names[0].endswith("LMHeadModel"):
             return f"{names[0]} predates the decoders with rotary positions that are trained here", OTHER_MODEL
         return f"{names[0]} is not a causal language model", OTHER_MODEL

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from gspo.model_files.loading import load_config
+from gspo.model_files.loading import load_converted, load_from_files
 from gspo_protocol.messages import VersionRun
 from gspo_services.rollout.sglang import EngineError, GenerateRequest, OutputPiece
 from gspo_services.runs.local_play import VERSION
@@ -26,13 +25,10 @@ class TorchEngine:
         """Load the model. Raises: ValueError, OSError when the directory holds none that transformers can load."""
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self._model = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=load_config(directory),
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            use_safetensors=True,  # never a pickle
-        )
+        kind = getattr(torch, dtype)
+        self._model = load_from_files(directory, kind, attention="sdpa")
+        if self._model is None:
+            self._model = load_converted(directory, kind, attention="sdpa")
         self._model.eval()
 
     async def stop_generating(self) -> None:

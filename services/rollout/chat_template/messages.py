@@ -68,7 +68,7 @@ def _text(index: int, content: object) -> str:
         texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(str(text) for text in texts)
-    raise TokenizerError(f"messages[{index}]: the content is not text; other content cannot be rendered")
+    raise TokenizerError(f"messages[{index}]: the content is not text; images and other content are not trained on")
 
 
 def _call(index: int, call: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How SGLang is asked to patch or sum its parameters, and what its ranks answer (gspo_services.shared.sglang_patching)."""
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class RankSums:
     """The bytes of each, by SGLang's names."""
     sums: Sums
     """Of the tiles of what it was asked for, in that order."""
+    others: dict[str, str] = field(default_factory=dict)
+    """The digests of parameters that it was not asked for."""
 
 
 def tensor_payload(data: bytes) -> str:
@@ -53,8 +55,9 @@ def read_sums(directory: Path, num_ranks: int) -> list[RankSums]:
     for rank, answer in enumerate(require_answers(directory, num_ranks, "not summed")):
         try:
             sizes = msgspec.convert(answer.get("sizes"), dict[str, int])
+            others = msgspec.convert(answer.get("others"), dict[str, str])
             sums = np.frombuffer((directory / sums_file(rank)).read_bytes(), dtype="<u8")
         except (OSError, ValueError, msgspec.ValidationError) as error:
             raise EngineError(f"the sums of the parameters of rank {rank} cannot be read: {error}") from error
-        found.append(RankSums(sizes=sizes, sums=sums))
+        found.append(RankSums(sizes=sizes, sums=sums, others=others))
     return found

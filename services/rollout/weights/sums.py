@@ -78,7 +78,12 @@ def compare_sums(expected: Summed, reported: Sequence[RankSums], former: Former 
         found.append(
             Verification(
                 mismatched=[f"{prefix}{name}{_whose(rank, name, ranks, expected, former)}" for name in sorted(mismatched)],
-                missing=[prefix + each for name in absent if name != HEAD or not tied for each in parameters[name].tensors],
+                missing=[
+                    prefix + each
+                    for name in absent
+                    if not name.endswith(HEAD) or not tied
+                    for each in parameters[name].tensors
+                ],
                 unsent=[prefix + name for name in rank.sizes if name not in parameters],
                 unverified=unverified,
             )

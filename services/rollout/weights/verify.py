@@ -7,6 +7,9 @@ weights that SGLang has quantised and MoE backends that reorder experts (they sh
 which only a part was sent (unverified). There one can still compare log-probs of a prompt with the learner's own: that shows
 a wrong layer, not a wrong bit. Weights in FP8 by blocks could be checked if they were quantised here: SGLang 0.5.23 hashes
 them dequantised, and benchmarks/fp8/emulation.py rounds as it does.
+
+No version has the towers of a model that are not of its text: the engine loaded them from the starting checkpoint, and they
+are held against its first report.
 """
 
 import asyncio
@@ -19,7 +22,7 @@ import structlog
 from gspo_protocol.messages import TensorInfo
 from gspo_services.rollout.sglang import Engine, RankChecksums
 from gspo_services.rollout.weights.sums import Former, Summed, compare_sums
-from gspo_services.rollout.weights.verification import Verification, joined, tied_head
+from gspo_services.rollout.weights.verification import HeldTowers, Verification, joined, tied_head
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.weights import (
     HEAD,
@@ -64,6 +67,7 @@ class Verifier:
         self._former: Expected | None = None
         """What the engine was last seen to hold."""
         self._former_sums: Former | None = None
+        self._towers = HeldTowers()
         self.known: Collection[str] = ()
         """The names of the parameters that the engine last reported; none: it was not asked yet."""
 
@@ -120,7 +124,9 @@ class Verifier:
         if isinstance(expected, Summed):
             verification = await self._verify_sums(expected)
         else:
-            verification = compare_ranks(expected, await self.checksums(), self._former)
+            reported = await self.checksums()
+            verification = compare_ranks(expected, reported, self._former)
+            verification = self._towers.checked(verification, expected.parameters, [each.checksums for each in reported])
             if verification.ok:
                 self._former = expected
         if not verification.ok:
@@ -146,6 +152,8 @@ class Verifier:
         reported = await self._engine.weight_sums(self._directory)
         self.known = reported[0].sizes
         verification = await asyncio.to_thread(compare_sums, expected, reported, self._former_sums)
+        parameters = layouts([info for info, _ in expected.sent])
+        verification = self._towers.checked(verification, parameters, [each.others for each in reported])
         if verification.ok:
             self._former_sums = expected.shards, reported
         return verification
@@ -193,7 +201,7 @@ def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expecte
             unverified += parameter.tensors
         elif name in actual:
             mismatched += [name] if actual[name] != expected.get(name) else []
-        elif name != HEAD or not tied_head(expected):
+        elif not name.endswith(HEAD) or not tied_head(expected):
             missing += parameter.tensors
     unsent = [name for name in actual if name not in parameters]
     return Verification(mismatched=mismatched, missing=missing, unsent=unsent, unverified=unverified)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gspo.model.serving import ServedTypes
 from gspo.model.serving_layout import serving_tensors
-from gspo.model_files.loading import load_config
+from gspo.model_files.file_names import keep_names, load_config
 from gspo.moe.expert_layout import pieces
 from gspo_protocol.digests import bytes_digest, tensor_digest, version_digest
 from gspo_protocol.messages import TensorInfo
@@ -162,9 +162,10 @@ def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:
             "started from; name its directory on this machine with --model DIR"
         )
     try:
-        config = load_config(model_dir)
+        config, text = load_config(model_dir)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        keep_names(model, text)
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -11,6 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from gspo.files import make_partial_directory, publish_directory
+from gspo.model_files.file_names import is_tower
+from gspo.model_files.folder import ModelFilesError
+from gspo.model_files.other_towers import other_tensors
 from gspo_services.learner.export import write_model
 from gspo_services.learner.weights import DTYPES
 from gspo_services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
@@ -36,7 +39,7 @@ def write_export(
 
     Args:
         dtype: the type of the weights, a key of DTYPES.
-        model_dir: the model that the run started from: tokenizer, chat template and so on are copied.
+        model_dir: the model that the run started from: all that is not trained is copied.
         card: the content of README.md.
         published: the digest under which these weights were served, to compare with; None: it is unknown.
 
@@ -44,11 +47,11 @@ def write_export(
     when it cannot be written. Then nothing of it remains.
     """
     kind = DTYPES[dtype]
-    with _export(destination, weights.num_parameters * kind.itemsize, card) as partial:
+    others = sum(each.num_bytes for each in other_tensors(model_dir))
+    with _export(destination, weights.num_parameters * kind.itemsize + others, card) as partial:
         write_model(
             partial,
             weights.serving_weights(kind),
-            config=weights.model.config,
             generation_config=weights.model.generation_config,
             dtype=kind,
             tokenizer_from=model_dir,
@@ -66,6 +69,11 @@ def write_adapter(weights: AdaptedCheckpointWeights, destination: Path, *, card:
 
     Raises: as ``write_export``.
     """
+    if is_tower(weights.model):
+        raise ConfigurationError(
+            f"--adapter: {type(weights.model).__name__} is the text model of a checkpoint that takes images, where peft "
+            "would find its layers under other names: leave it out to export the checkpoint with the adapters merged"
+        )
     whole = weights.adapter_tensors()
     with _export(destination, sum(tensor.nbytes for tensor in whole.values()), card) as partial:
         for name in weights.names or [""]:
@@ -92,7 +100,7 @@ def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
             (partial / CARD).write_text(card, encoding="utf-8")
             yield partial
             publish_directory(partial, destination, replace=False)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ModelFilesError) as error:
         problem = NoRoomError if is_for_want_of_room(error) else ServiceError
         raise problem(
             f"{destination} cannot be written: {error}: make room and make it writable, or name another directory with --to"

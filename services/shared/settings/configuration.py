@@ -261,7 +261,7 @@ def require_model(path: Path) -> None:
 
 
 def model_config(directory: Path) -> dict[str, Any]:
-    """Read a model's config.json. Raises: ConfigurationError."""
+    """Read a model's config.json, of its text model (``gspo.model_files.text_model``). Raises: ConfigurationError."""
     try:
         return read_config(directory)
     except ValueError as error:

@@ -22,6 +22,7 @@ from gspo_services.shared.weights.engine_parameters import (
     checksums_of,
     layouts,
     merge,
+    other_towers,
     parts_of,
 )
 from gspo_services.shared.weights.patches import (
@@ -83,6 +84,7 @@ __all__ = [
     "kv_heads",
     "layouts",
     "merge",
+    "other_towers",
     "parts_of",
     "patch_file",
     "peft_config",

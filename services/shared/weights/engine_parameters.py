@@ -12,6 +12,9 @@ concatenations of bytes:
     embed_tokens, lm_head                         padded with zero rows to a multiple of 64
     everything else                               as it is, under its own name
 
+Of a checkpoint that also takes images only the text model is sent (``gspo.model_files.text_model``). Qwen3.5's class has it
+under ``model.`` where files say ``model.language_model.``. The engine has the other towers from its start.
+
 The hashes are in ``checksums``.
 """
 
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from gspo.model_files.text_model import INSIDE, TEXT_TOWER
 from gspo_protocol.messages import TensorInfo
 from gspo_services.shared.weights.checksums import Checksum
 from gspo_services.shared.weights.spread import VOCAB_ROWS
@@ -111,8 +115,27 @@ def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
     return [*parts, bytearray(layout.padding_bytes)] if layout.padding_bytes else parts
 
 
+def is_vocabulary(name: str) -> bool:
+    """Tell whether a tensor or a parameter is the embedding or the output layer."""
+    return name.endswith((EMBEDDING, HEAD))
+
+
+def other_towers(parameters: Mapping[str, Layout], reported: Iterable[str]) -> set[str]:
+    """Return the engine's parameters that belong to other towers than the text model, of which no version has any.
+
+    ``parameters``: those of the version. Without another tower all that an engine has must be sent.
+    """
+    sent = [tensor for each in parameters.values() for tensor in each.tensors]
+    if not any(name.startswith((TEXT_TOWER, INSIDE)) for name in sent):
+        return set()
+    roots = {name.partition(".")[0] for name in (*parameters, HEAD)}
+    return {name for name in reported if name.partition(".")[0] not in roots}
+
+
 def _place(name: str, names: Collection[str]) -> tuple[str, tuple[int, ...]]:
     """Return the engine's parameter that a checkpoint tensor is part of, and its position in it. ``names``: of all."""
+    if name.startswith(INSIDE):
+        name = name.replace(TEXT_TOWER, "", 1)
     if (match := _ATTENTION.fullmatch(name)) and f"{match['prefix']}.kv_a_proj_with_mqa.weight" not in names:
         return f"{match['prefix']}.qkv_proj.{match['kind']}", ("qkv".index(match["part"]),)
     if match := _EXPERT.fullmatch(name):
@@ -133,7 +156,7 @@ def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[
         name=name,
         tensors=[tensors[index][0] for index in indices],
         indices=indices,
-        padding_bytes=_vocab_padding(tensors[indices[0]]) if name in (EMBEDDING, HEAD) else 0,
+        padding_bytes=_vocab_padding(tensors[indices[0]]) if is_vocabulary(name) else 0,
         complete=set(places) == _expected_places(name, places),
     )
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from gspo_protocol.messages import TensorInfo
 from gspo_services.shared.weights.checksums import Hash, hash_function
-from gspo_services.shared.weights.engine_parameters import EMBEDDING, HEAD, Buffer, Described, Layout, described, layouts_of
+from gspo_services.shared.weights.engine_parameters import Buffer, Described, Layout, described, is_vocabulary, layouts_of
 from gspo_services.shared.weights.spread import Spread, SpreadError
 
 _BY_ROWS: Final = re.compile(r".*\.(self_attn\.(qkv|q|q_b|kv_b)_proj|(mlp|shared_experts)\.gate_up_proj)\.(weight|bias)")
@@ -173,7 +173,7 @@ def _shard(layout: Layout, cut: _Cut) -> Shard:
     name, indices, rank, ranks = layout.name, layout.indices, cut.rank, cut.spread.tensor
     if cut.spread.is_whole:
         return cut.shard(name, [cut.whole(index) for index in indices], layout.padding_bytes)
-    if name in (EMBEDDING, HEAD):
+    if is_vocabulary(name):
         return _vocabulary(layout, cut)
     group, in_group = ranks // cut.spread.expert, cut.spread.rank_in_group(rank)
     if name.endswith(".experts.w13_weight"):

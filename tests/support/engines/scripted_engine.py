@@ -217,8 +217,9 @@ class ScriptedEngine:
             name: torch.frombuffer(bytearray(b"".join(parameter.parts)), dtype=torch.uint8)
             for name, parameter in merge(self.loaded.values()).items()
         }
-        sizes = sum_parameters(state, path)
-        return [RankSums(sizes=sizes, sums=np.frombuffer((path / sums_file(0)).read_bytes(), dtype="<u8"))]
+        sizes, others = sum_parameters(state, path)
+        sums = np.frombuffer((path / sums_file(0)).read_bytes(), dtype="<u8")
+        return [RankSums(sizes=sizes, sums=sums, others=others)]
 
     async def server_info(self) -> ServerInfo:
         loaders = [*(self.info.custom_weight_loader or ()), *self.abilities]

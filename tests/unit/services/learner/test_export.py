@@ -1,16 +1,16 @@
 """An export that cannot be written."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GenerationConfig, Qwen3Config
+from transformers import GenerationConfig
 
 from gspo_services.learner.export import ExportError, export_model
 from gspo_services.shared.runtime.errors import EXIT_NO_ROOM, ServiceError, exit_status
@@ -19,23 +19,18 @@ from tests.support.processes.small_disk import small_disk
 MIB = 1 << 20
 
 
-class _Config:
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_dict(cls, _: dict[str, Any]) -> "_Config":
-        return cls()
-
-    def save_pretrained(self, directory: Path) -> None:
-        (directory / "config.json").write_text("{}")
+def starting_model(directory: Path) -> Path:
+    """A directory with nothing but a configuration."""
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    return directory
 
 
 class OneWeight:
     """An engine with 1 MiB of weights in four tensors; it counts how many were asked for."""
 
     rank = 0
-    model = SimpleNamespace(config=_Config(), generation_config=None, dtype=torch.float32)
+    model = SimpleNamespace(generation_config=None, dtype=torch.float32)
 
     def __init__(self) -> None:
         self.num_gathered = 0
@@ -76,7 +71,7 @@ def test_a_link_out_of_the_models_folder_is_not_published_and_one_into_the_hubs_
 
 
 def test_an_export_without_room_fails_on_all_ranks_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
+    starting_model(tmp_path / "model")
     with small_disk(tmp_path / "run", 4 * MIB) as disk:
         before = export(OneWeight(), disk.path / "export", tmp_path / "model")
         for room in (0, MIB // 2):  # no room at all, room for a part
@@ -95,11 +90,9 @@ def test_however_much_room_is_missing_the_reason_is_one_sentence(tmp_path: Path)
     """Room for some tensors, for all of them, for the model's configuration, for a part of the tokenizer's files."""
 
     class RealModel(OneWeight):
-        model = SimpleNamespace(
-            config=Qwen3Config(num_hidden_layers=1), generation_config=GenerationConfig(), dtype=torch.float32
-        )
+        model = SimpleNamespace(generation_config=GenerationConfig(), dtype=torch.float32)
 
-    (tmp_path / "model").mkdir()
+    starting_model(tmp_path / "model")
     for number in range(3):
         (tmp_path / "model" / f"tokenizer-{number}.json").write_bytes(b"x" * 40_000)
     num_failed = 0
@@ -131,8 +124,18 @@ def test_the_other_ranks_are_told_that_the_first_could_not_write(tmp_path: Path)
         def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
             return tensor + 1
 
-    (tmp_path / "model").mkdir()
+    starting_model(tmp_path / "model")
     engine = Second()
     with pytest.raises(ServiceError, match="rank 0 could not; its log has the reason"):
         export(engine, tmp_path / "export", tmp_path / "model")
     assert engine.num_gathered == 4
+
+
+def test_a_configuration_is_copied_with_keys_that_transformers_does_not_know(tmp_path: Path) -> None:
+    model = starting_model(tmp_path / "model")
+    content = {"model_type": "qwen3", "full_attention_interval": 4, "torch_dtype": "bfloat16"}
+    (model / "config.json").write_text(json.dumps(content))
+    export(OneWeight(), tmp_path / "export", model)
+    assert json.loads((tmp_path / "export" / "config.json").read_text()) == content | {"torch_dtype": "float32"}
+    with pytest.raises(ValueError, match=r"without config\.json"):
+        export(OneWeight(), tmp_path / "export", tmp_path)

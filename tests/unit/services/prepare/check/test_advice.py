@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gspo.model_files.text_model import TOWERS
 from gspo_services.prepare.check import machine
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.speed import lag_span
@@ -17,6 +18,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Evaluation, EvaluationSet
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B
+from tests.support.policy.towers import CHECKPOINTS
 
 BF16: dict[str, Any] = {
     "model.dtype": "bfloat16", "learner.dtype": "bfloat16", "learner.learning_rate": 1e-6, "sampling.max_turn_tokens": 512,
@@ -83,6 +85,20 @@ def test_a_class_that_does_not_lie_under_its_own_name_is_found(kind: str, name: 
     project.configure_model(model_type=kind, architectures=[name])
     project.keys |= {"model.dtype": "bfloat16"}
     assert "architecture" not in by_check(project.findings(gpus("H100", 1), code=False), "fail")
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"])
+def test_of_a_model_that_also_takes_images_the_text_model_is_checked(kind: str, project: Project) -> None:
+    config = CHECKPOINTS[kind]
+    text = config["text_config"] | {"vocab_size": project.vocabulary}
+    name = TOWERS[kind].architecture
+    project.configure_model(**config | {"model_type": kind, "architectures": [name], "text_config": text})
+    project.keys |= {"model.dtype": "bfloat16", "learner.dtype": "bfloat16"}
+    findings = project.findings(gpus("H100", 4), code=False)
+    assert by_check(findings, "fail") == {}
+    found = next(each for each in findings if each.check == "architecture")
+    assert f"{name}, its text model alone (images in a task are refused), " in found.text
+    assert "unknown size" not in found.text
 
 
 def test_positions_that_only_the_learner_stretches_are_a_warning(project: Project) -> None:

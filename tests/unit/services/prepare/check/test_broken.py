@@ -13,6 +13,7 @@ from gspo_services.prepare.check.findings import Finding
 from gspo_services.shared.settings import load_settings, write_run_settings
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_8B, QWEN3_30B
+from tests.support.policy.towers import CHECKPOINTS
 
 Break = Callable[[Project], None]
 
@@ -108,6 +109,21 @@ def images(project: Project) -> None:
     project.configure_model(architectures=["Qwen3VLForConditionalGeneration"], vision_config={})
 
 
+def chunks_in_a_text_model(project: Project) -> None:
+    text = {"attention_chunk_size": 8192}
+    project.configure_model(architectures=["Llama4ForConditionalGeneration"], text_config=text)
+
+
+def a_text_model_that_is_not_trained(project: Project) -> None:
+    project.configure_model(model_type="mistral3", text_config={"model_type": "mistral4"})
+
+
+def adapters_of_a_text_tower(project: Project) -> None:
+    text = CHECKPOINTS["mistral3"]["text_config"] | {"vocab_size": project.vocabulary, "max_position_embeddings": 2048}
+    project.configure_model(model_type="mistral3", architectures=["Mistral3ForConditionalGeneration"], text_config=text)
+    project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.publish": "adapter"}
+
+
 def an_old_decoder(project: Project) -> None:
     project.configure_model(architectures=["GPT2LMHeadModel"])
 
@@ -163,7 +179,10 @@ def adapters_of_shared_experts(project: Project) -> None:
         (a_kernel_for_gpus, "architecture", "gpt_oss on a CPU", "use a GPU"),
         (an_encoder, "architecture", "BertForMaskedLM is not a causal language model", "ForCausalLM"),
         (a_state_in_another_way, "architecture", "state from token to token (ssm_state_size)", "qwen3_next are trained"),
-        (images, "architecture", "takes images", "text alone"),
+        (images, "architecture", "takes images", "whose text model is trained here: Gemma3ForConditionalGeneration"),
+        (chunks_in_a_text_model, "architecture", "chunked_attention", "full_attention, linear_attention, sliding"),
+        (a_text_model_that_is_not_trained, "model", "text_config.model_type is mistral4", "again"),
+        (adapters_of_a_text_tower, "ranks", "lora.publish is 'adapter'", 'set lora.publish = "merged"'),
         (an_old_decoder, "architecture", "rotary positions", "a table of families"),
         (
             a_name_of_the_hub,

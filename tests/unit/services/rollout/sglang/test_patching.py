@@ -38,17 +38,20 @@ def test_every_rank_must_answer_that_it_has_patched(tmp_path: Path) -> None:
 
 def test_sums_that_are_absent_or_no_numbers_are_an_error(tmp_path: Path) -> None:
     answer = tmp_path / answer_file(0)
-    answer.write_text(json.dumps({"sizes": {"a": 3}}))
+    answer.write_text(json.dumps({"sizes": {"a": 3}, "others": {"b": "digest"}}))
     with pytest.raises(EngineError, match="sums of the parameters of rank 0 cannot be read"):
         read_sums(tmp_path, 1)
     (tmp_path / sums_file(0)).write_bytes(bytes(16))
     (found,) = read_sums(tmp_path, 1)
-    assert (found.sizes, found.sums.tolist()) == ({"a": 3}, [0, 0])
+    assert (found.sizes, found.sums.tolist(), found.others) == ({"a": 3}, [0, 0], {"b": "digest"})
     (tmp_path / sums_file(0)).write_bytes(bytes(15))
     with pytest.raises(EngineError, match="cannot be read"):
         read_sums(tmp_path, 1)
-    for sizes in ({"a": "many"}, None, [1]):
-        answer.write_text(json.dumps({"sizes": sizes}))
+    for wrong in ({"a": "many"}, None, [1]):
+        answer.write_text(json.dumps({"sizes": wrong, "others": {}}))
+        with pytest.raises(EngineError, match="cannot be read"):
+            read_sums(tmp_path, 1)
+        answer.write_text(json.dumps({"sizes": {}, "others": wrong and {"a": 3}}))
         with pytest.raises(EngineError, match="cannot be read"):
             read_sums(tmp_path, 1)
     answer.write_text("[]")

@@ -45,9 +45,9 @@ class Server:
         self.expected.write_places(self._directory)
         found: list[RankSums] = []
         for rank, parameters in enumerate(self.ranks):
-            sizes = sum_parameters(parameters, self._directory, rank)
+            sizes, others = sum_parameters(parameters, self._directory, rank)
             sums = np.frombuffer((self._directory / sums_file(rank)).read_bytes(), dtype="<u8")
-            found.append(RankSums(sizes=sizes, sums=sums))
+            found.append(RankSums(sizes=sizes, sums=sums, others=others))
         return found
 
     def compare(self, *former: Any) -> Verification:
@@ -124,6 +124,16 @@ def test_a_parameter_that_is_absent_unknown_or_of_another_size_is_named(tmp_path
     assert (found.mismatched, found.missing, found.unsent) == (
         ["model.embed_tokens.weight"], ["model.norm.weight"], ["model.extra.weight"]
     )  # fmt: skip
+
+
+def test_what_is_not_placed_has_a_digest_that_a_flipped_bit_changes(tmp_path: Path) -> None:
+    server = Server(tmp_path, random_weights(), Spread())
+    tower = server.ranks[0]["vision_tower.weight"] = torch.zeros(20_000, dtype=torch.bfloat16)
+    first = server.report()[0].others
+    assert set(first) == {"vision_tower.weight"}
+    assert server.report()[0].others == first
+    tower[19_999] = 1
+    assert server.report()[0].others != first
 
 
 def test_padding_that_is_not_zero_is_named(tmp_path: Path) -> None:

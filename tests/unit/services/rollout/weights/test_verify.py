@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gspo_protocol.messages import TensorInfo
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.server_info import RankChecksums
+from gspo_services.rollout.weights.verification import HeldTowers, tied_head
 from gspo_services.rollout.weights.verify import Verification, Verifier, compare, compare_ranks
 from gspo_services.shared.weights.checksums import (
     engine_hash,
@@ -268,3 +269,46 @@ async def test_a_server_of_another_number_of_ranks_is_another_server() -> None:
     expected = await verifier.expect(sent_of(weights))
     one = compare_ranks(expected, [RankChecksums(checksums={})])
     assert one.mismatched == ["the server has 1 ranks, but had 2 before: it is a different server"]
+
+
+def test_of_a_text_tower_the_engines_names_are_those_of_its_class_and_a_tied_head_is_known() -> None:
+    inside = [tensor(f"model.language_model.layers.0.mlp.{part}_proj.weight", part) for part in ("gate", "up")] + [
+        tensor("model.language_model.embed_tokens.weight", "e", rows=3),
+        tensor("lm_head.weight", "e", rows=3),
+    ]
+    assert set(merge(inside)) == {"model.layers.0.mlp.gate_up_proj.weight", "model.embed_tokens.weight", "lm_head.weight"}
+    nested = [tensor("language_model.model.embed_tokens.weight", "e", rows=3)]
+    (embedding,) = merge(nested).values()
+    assert (embedding.name, embedding.padding_bytes) == ("language_model.model.embed_tokens.weight", 61 * 4)
+    assert tied_head({"language_model.model.embed_tokens.weight": "a", "language_model.lm_head.weight": "a"})
+    assert not tied_head({"language_model.lm_head.weight": "a"})
+
+
+@pytest.mark.parametrize(
+    ("sent", "own", "other"),
+    [
+        ("language_model.model.norm.weight", "language_model.model.norm.weight", "vision_tower.norm.weight"),
+        ("model.language_model.norm.weight", "model.norm.weight", "visual.merger.norm.weight"),
+    ],
+)
+def test_towers_that_no_version_has_are_held_against_the_engines_first_report(sent: str, own: str, other: str) -> None:
+    parameters, held = merge([tensor(sent, "a")]), HeldTowers()
+
+    def found(other_digest: str, *more: str) -> Verification:
+        report = {own: "x", other: other_digest} | dict.fromkeys(more, "y")
+        return held.checked(compare(parameters, report, {own: "x"}), parameters, [report])
+
+    assert found("b") == Verification()
+    assert found("b", "model.extra.weight", "language_model.extra").unsent
+    changed = found("c")
+    assert changed.mismatched == [f"{other} (of a tower that is not trained)"]
+    assert changed.unsent == []
+    gone = held.checked(compare(parameters, {own: "x"}, {own: "x"}), parameters, [{own: "x"}])
+    assert gone.mismatched == [f"{other} (of a tower that is not trained)"]
+
+
+def test_a_model_without_other_towers_has_nothing_that_is_not_sent() -> None:
+    parameters = merge([tensor("model.norm.weight", "a")])
+    report = {"model.norm.weight": "x", "vision_tower.norm.weight": "y"}
+    found = HeldTowers().checked(compare(parameters, report, {"model.norm.weight": "x"}), parameters, [report])
+    assert found.unsent == ["vision_tower.norm.weight"]
