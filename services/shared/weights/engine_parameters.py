@@ -9,7 +9,7 @@ concatenations of bytes:
     mlp.gate_up_proj.weight                       gate_proj, up_proj; of shared experts, too
     experts.w13_weight                            gate_proj, up_proj (or w1, w3) of each expert in turn
     experts.w2_weight                             down_proj (or w2) of each expert in turn
-    embed_tokens, lm_head                         padded with zero rows to a multiple of 64
+    embed_tokens, lm_head                         padded with zero rows to a multiple of 64, but for Gemma 3's
     everything else                               as it is, under its own name
 
 Of a checkpoint that also takes images only the text model is sent (``gspo.model_files.text_model``). Qwen3.5's class has it
@@ -90,7 +90,8 @@ def layouts_of(tensors: tuple[Described, ...]) -> dict[str, Layout]:
         if place in parts:
             raise ValueError(f"tensor {tensor} was sent twice")
         parts[place] = index
-    return {name: _layout(name, parts, tensors) for name, parts in places.items()}
+    padded = _pads_vocabulary(names)
+    return {name: _layout(name, parts, tensors, padded=padded) for name, parts in places.items()}
 
 
 def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
@@ -150,13 +151,19 @@ def _place(name: str, names: Collection[str]) -> tuple[str, tuple[int, ...]]:
     return name, (0,)
 
 
-def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[Described]) -> Layout:
+def _pads_vocabulary(names: Collection[str]) -> bool:
+    """Return whether the class pads its embedding. Gemma 3's does not; no other has both of these norms."""
+    before, heads = "pre_feedforward_layernorm", "self_attn.q_norm"
+    return not any(name.replace(before, heads) in names for name in names if before in name)
+
+
+def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[Described], *, padded: bool) -> Layout:
     indices = [places[place] for place in sorted(places)]
     return Layout(
         name=name,
         tensors=[tensors[index][0] for index in indices],
         indices=indices,
-        padding_bytes=_vocab_padding(tensors[indices[0]]) if is_vocabulary(name) else 0,
+        padding_bytes=_vocab_padding(tensors[indices[0]]) if padded and is_vocabulary(name) else 0,
         complete=set(places) == _expected_places(name, places),
     )
 

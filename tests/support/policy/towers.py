@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.learner.tiny_model import TINY_EOS_TOKEN_ID, TINY_VOCAB_SIZE
 
 _TEXT: Final[dict[str, Any]] = {
-    "vocab_size": TINY_VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "vocab_size": TINY_VOCAB_SIZE + 4, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
     "eos_token_id": TINY_EOS_TOKEN_ID, "bos_token_id": 0, "pad_token_id": 5,
 }  # fmt: skip
@@ -31,18 +31,19 @@ _QWEN: Final[dict[str, Any]] = {
         "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
         "num_position_embeddings": 16,
     },
-    "image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122, "vision_end_token_id": 123,
+    "image_token_id": TINY_VOCAB_SIZE, "video_token_id": TINY_VOCAB_SIZE + 1,
+    "vision_start_token_id": TINY_VOCAB_SIZE + 2, "vision_end_token_id": TINY_VOCAB_SIZE + 3,
     "tie_word_embeddings": False,
 }  # fmt: skip
 CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
     "gemma3": {
         "text_config": {**_TEXT, "query_pre_attn_scalar": 16, "sliding_window": 16, "num_hidden_layers": 6},
         "vision_config": {**_EYE, "vision_use_head": False}, "mm_tokens_per_image": 4,
-        "boi_token_index": 120, "eoi_token_index": 121, "image_token_index": 122,
+        "boi_token_index": TINY_VOCAB_SIZE, "eoi_token_index": TINY_VOCAB_SIZE + 1, "image_token_index": TINY_VOCAB_SIZE + 2,
     },
     "mistral3": {
         "text_config": {**_TEXT, "model_type": "mistral", "sliding_window": None, "tie_word_embeddings": False},
-        "vision_config": {**_EYE, "model_type": "pixtral", "head_dim": 16}, "image_token_index": 120,
+        "vision_config": {**_EYE, "model_type": "pixtral", "head_dim": 16}, "image_token_index": TINY_VOCAB_SIZE,
         "tie_word_embeddings": False,
     },
     "qwen3_5": {"text_config": {**_TEXT, **_LINEAR}, **_QWEN},

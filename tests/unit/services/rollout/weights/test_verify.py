@@ -280,6 +280,9 @@ def test_of_a_text_tower_the_engines_names_are_those_of_its_class_and_a_tied_hea
     nested = [tensor("language_model.model.embed_tokens.weight", "e", rows=3)]
     (embedding,) = merge(nested).values()
     assert (embedding.name, embedding.padding_bytes) == ("language_model.model.embed_tokens.weight", 61 * 4)
+    norms = ("self_attn.q_norm", "pre_feedforward_layernorm")
+    gemma = [*nested, *(tensor(f"language_model.model.layers.0.{norm}.weight", norm) for norm in norms)]
+    assert merge(gemma)[embedding.name].padding_bytes == 0, "as Gemma 3's class has it"
     assert tied_head({"language_model.model.embed_tokens.weight": "a", "language_model.lm_head.weight": "a"})
     assert not tied_head({"language_model.lm_head.weight": "a"})
 
