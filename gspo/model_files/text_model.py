@@ -109,6 +109,12 @@ def text_model_of(config: Mapping[str, Any]) -> TextModel:
     return TextModel(config=text | {"architectures": [tower.architecture]}, names=tower.names)
 
 
+def is_tower(config: Mapping[str, Any]) -> bool:
+    """Tell whether the configuration of a text model (``TextModel.config``) is that of one tower of several."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and bool(classes) and str(classes[0]) in TOWER_CLASSES
+
+
 def _tie(text: dict[str, Any], config: Mapping[str, Any], tower: Tower) -> None:
     """Set ``tie_word_embeddings`` as SGLang reads it. transformers reads that of the whole."""
     said = config.get("tie_word_embeddings")

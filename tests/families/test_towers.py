@@ -26,7 +26,7 @@ from tests.support.policy.learner_logprobs import learner_logprobs_of
 from tests.support.policy.towers import CHECKPOINTS, save_checkpoint
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
-SERVED = ("gemma3",)
+SERVED = ("gemma3", "mistral3")
 """Those that SGLang serves on a CPU."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.model_files.text_model import TOWER_CLASSES
+from gspo.model_files.text_model import is_tower
 from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start.long_context import LINEAR_ATTENTION
 from gspo_services.shared.settings import Learner, LoraSection
@@ -42,11 +42,10 @@ def require_adaptable(
             f"expert_bias_rate is above 0 and lora.rank is {lora.rank}: adapters leave the routers as they are; set "
             "objective.expert_bias_rate = 0"
         )
-    classes = model_config.get("architectures") or ["?"]
-    if lora.publish == "adapter" and classes[0] in TOWER_CLASSES:
+    if lora.publish == "adapter" and is_tower(model_config):
         raise ValueError(
-            f"lora.publish is 'adapter' and the model is a {classes[0]}: engines know the layers of its text model by other "
-            'names than adapters have; set lora.publish = "merged"'
+            f"lora.publish is 'adapter' and the model is a {model_config['architectures'][0]}: engines know the layers of "
+            'its text model by other names than adapters have; set lora.publish = "merged"'
         )
     if lora.publish == "adapter" and (reason := _unpublished(model_config)):
         raise ValueError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo.model_files.configuration import read_config, require_unquantised
-from gspo.model_files.text_model import TOWER_CLASSES
+from gspo.model_files.text_model import TOWER_CLASSES, is_tower
 from gspo.moe.mixture import mixture_of
 from gspo_services.learner.start import (
     TRAINED_LAYERS,
@@ -88,7 +88,7 @@ def _architecture(situation: Situation, model: ReadModel) -> Finding:
                 text=f"{name}: no class of the {' and '.join(lacking)} installed here{_own_code(config)}",
                 way_out="train a model that both know, or install a release that does",
             )  # fmt: skip
-    tower = ", its text model alone (images in a task are refused)" if names[:1] and names[0] in TOWER_CLASSES else ""
+    tower = ", its text model alone (images in a task are refused)" if is_tower(config) else ""
     text = f"{names[0] if names else kind}{tower}, {_size(model)}"
     if kind in TRIED:
         return Finding(check="architecture", status="ok", text=text + _own_code(config))
@@ -134,7 +134,7 @@ def learner_refusal(config: Mapping[str, Any]) -> tuple[str, str] | None:
         return "layers that take their keys from others (num_kv_shared_layers)", "use another model"
     if config.get("router_jitter_noise"):
         return f"router_jitter_noise is {config['router_jitter_noise']}", "set it to 0 in config.json"
-    if names and not names[0].endswith("ForCausalLM") and names[0] not in TOWER_CLASSES:
+    if names and not names[0].endswith("ForCausalLM") and not is_tower(config):
         for kind, says in (("vision_config", "images"), ("audio_config", "sound")):
             if kind in config:
                 known = ", ".join(sorted(TOWER_CLASSES))

@@ -16,7 +16,9 @@ from gspo.moe.mixture import mixture_of
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
 
-TRIED: Final = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "olmoe", "qwen3", "qwen3_moe"})
+TRIED: Final = frozenset(
+    {"deepseek_v3", "gemma3_text", "glm4_moe", "glm4_moe_lite", "mistral", "mixtral", "olmoe", "qwen3", "qwen3_moe"}
+)
 """Families whose weights were compared with a real engine's, bit by bit. The number of their parameters is known exactly."""
 MOST_HEADER_BYTES: Final = 100 * 2**20
 TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

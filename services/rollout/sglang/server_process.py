@@ -19,12 +19,15 @@ from typing import Final, Self
 import psutil
 import structlog
 
+from gspo.model_files.text_model import is_tower
 from gspo_services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from gspo_services.rollout.sglang.output import ServerOutput
 from gspo_services.shared.net import held_port
 from gspo_services.shared.placement import this_machine
+from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
+from gspo_services.shared.settings import model_config
 from gspo_services.shared.weights import ONE_RANK, PATCHER, SUMMER, Spread
 
 log = structlog.get_logger()
@@ -279,8 +282,21 @@ class EngineServer:
             (self.temporary / _LISTED).write_text("\n".join(map(str, sorted(self._load_files))), encoding="utf-8")
 
 
+def _takes_images(options: ServerOptions) -> bool:
+    """Tell whether the model's class also takes images. Raises: ServerError."""
+    if not (options.model_path / "config.json").is_file():
+        return False  # SGLang says what is missing.
+    try:
+        return is_tower(model_config(options.model_path))
+    except ConfigurationError as error:
+        raise ServerError(str(error)) from error
+
+
 def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str]:
-    """Return the server's command line. Raises: ServerError for arguments that would open the server to other hosts."""
+    """Return the server's command line.
+
+    Raises: ServerError for arguments that would open the server to other hosts, and for a config.json that cannot be read.
+    """
     if any(argument == "--host" or argument.startswith("--host=") for argument in options.extra_args):
         raise ServerError(
             "rollout.server_args set --host: anyone who reaches SGLang's API can replace the weights, so it stays on "
@@ -305,6 +321,9 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         # On a GPU SGLang would put DeepSeek's and GLM's shared experts among the others, where nothing could be compared.
         "--disable-shared-experts-fusion",
     ]  # fmt: skip
+    if _takes_images(options):
+        # It gets text alone. SGLang then needs no processor of images, and does not make Qwen3.5's other tower.
+        command += ["--json-model-override-args", '{"language_model_only": true}']
     if not cuda:
         # SGLang honours sampling seeds only in deterministic mode. That is free here; on CUDA it costs throughput, so ask
         # for it in extra_args. An idle scheduler spins, and on a CPU it takes a core from other processes.

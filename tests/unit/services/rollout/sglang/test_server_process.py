@@ -58,6 +58,18 @@ def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
     assert environment["HOME"] == "/h"
 
 
+def test_a_model_that_also_takes_images_is_served_for_text_alone(tmp_path: Path) -> None:
+    flag, config = "--json-model-override-args", tmp_path / "config.json"
+    assert flag not in server_command(options(model_path=tmp_path), port=1, cuda=True)
+    config.write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    assert flag not in server_command(options(model_path=tmp_path), port=1, cuda=True)
+    config.write_text('{"model_type": "qwen3_5", "text_config": {}}')
+    assert value(server_command(options(model_path=tmp_path), port=1, cuda=True), flag) == '{"language_model_only": true}'
+    config.write_text('{"model_type": "qwen3_5"}')
+    with pytest.raises(ServerError, match="text_config of a qwen3_5 model is None"):
+        server_command(options(model_path=tmp_path), port=1, cuda=True)
+
+
 def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_the_arguments_say_otherwise() -> None:
     command = server_command(options(max_running=24), port=1234, cuda=False)
     assert value(command, "--prefill-decode-interval") == "8"
