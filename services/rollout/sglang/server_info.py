@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gspo_services.shared.settings import QUANTISING_FORMATS, REFUSED_OPTIONS
+from gspo_services.shared.settings import QUANTISING_FORMATS, REFUSED_OPTIONS, TEXT_ALONE
 from gspo_services.shared.weights import Spread
 
 _OF_RANKS: Final = (
@@ -73,8 +73,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in _POLICY:
             value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                option = f"--{name.replace('_', '-')}"
+            option = f"--{name.replace('_', '-')}"
+            if value != _DEFAULTS[name] and (option, value) != TEXT_ALONE:
                 raise ValueError(f"the SGLang server was started with {option} {value}: {REFUSED_OPTIONS[option]}")
         if self.load_format in (*QUANTISING_FORMATS, "dummy"):
             raise ValueError(

@@ -27,7 +27,7 @@ from gspo_services.shared.placement import this_machine
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
-from gspo_services.shared.settings import model_config
+from gspo_services.shared.settings import TEXT_ALONE, model_config
 from gspo_services.shared.weights import ONE_RANK, PATCHER, SUMMER, Spread
 
 log = structlog.get_logger()
@@ -323,7 +323,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
     ]  # fmt: skip
     if _takes_images(options):
         # It gets text alone. SGLang then needs no processor of images, and does not make Qwen3.5's other tower.
-        command += ["--json-model-override-args", '{"language_model_only": true}']
+        command += TEXT_ALONE
     if not cuda:
         # SGLang honours sampling seeds only in deterministic mode. That is free here; on CUDA it costs throughput, so ask
         # for it in extra_args. An idle scheduler spins, and on a CPU it takes a core from other processes.

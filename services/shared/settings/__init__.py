@@ -64,7 +64,7 @@ from gspo_services.shared.settings.sections import (
     curves,
     value_at,
 )
-from gspo_services.shared.settings.server_options import QUANTISING_FORMATS, REFUSED_OPTIONS, untried
+from gspo_services.shared.settings.server_options import QUANTISING_FORMATS, REFUSED_OPTIONS, TEXT_ALONE, untried
 from gspo_services.shared.settings.told import HIDDEN, told_settings
 
 __all__ = [
@@ -82,6 +82,7 @@ __all__ = [
     "SCHEME",
     "SCORES_DIRECTORY",
     "SETTINGS_FILE",
+    "TEXT_ALONE",
     "AgentSection",
     "CalledAddress",
     "Configuration",

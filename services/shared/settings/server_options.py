@@ -11,6 +11,8 @@ from typing import Final
 
 QUANTISING_FORMATS: Final = ("flash_rl", "bitsandbytes", "gguf")
 """Values of --load-format: what loads such a format quantises."""
+TEXT_ALONE: Final = ("--json-model-override-args", '{"language_model_only": true}')
+"""A model that also takes images then serves text, as before: its configuration says nothing else than in its file."""
 _LOADED: Final = ("auto", "safetensors", "pt", "fastsafetensors", "runai_streamer")
 """Values of --load-format that read the model's own files."""
 _SO: Final = "which also assigns each rank its GPU"

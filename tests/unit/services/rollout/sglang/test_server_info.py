@@ -59,6 +59,7 @@ def test_a_server_that_is_not_the_learners_policy_is_named(option: str, changes:
     with pytest.raises(ValueError, match=rf"was started with {option}.*: .*{reason}"):
         info(**changes).require_learners_policy()
     info(load_format="safetensors", enable_lora=True, tp_size=2).require_learners_policy()
+    info(json_model_override_args='{"language_model_only": true}').require_learners_policy()
 
 
 def test_ranks_are_put_in_order() -> None:
