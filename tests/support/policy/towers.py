@@ -64,8 +64,10 @@ def save_checkpoint(directory: Path, kind: str, seed: int = 0) -> Any:
     model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
-            wide = 0.3 if "embed_tokens" in name or "lm_head" in name else 0.12
-            if value.dim() >= 2 and "conv1d" not in name:
+            wide = 0.3 if "embed_tokens" in name or "lm_head" in name else 0.06 if "linear_attn" in name else 0.12
+            if name.endswith("A_log"):
+                value.normal_(-2.0, 0.1)  # A state fades slowly.
+            elif value.dim() >= 2 and "conv1d" not in name:
                 value.normal_(0.0, wide)
     model.save_pretrained(directory)
     _as_published(directory, kind)
