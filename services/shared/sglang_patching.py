@@ -52,6 +52,9 @@ def patch_model(model: Any, directory: Path, rank: int) -> int:
     number = patch_parameters(dict(model.named_parameters()), directory, rank)
     if hasattr(model, "post_load_weights"):
         model.post_load_weights()
+    for module in model.modules():
+        if hasattr(module, "refresh_gemma_weight"):
+            module.refresh_gemma_weight()
     return number
 
 

@@ -5,7 +5,7 @@ up (``gspo_protocol.tiles``). SGLang's own /weights_checker hashes parameters as
 can know who has not all of their bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from gspo_protocol.digests import sums_digest
 from gspo_protocol.tiles import TILE_BYTES
 from gspo_services.shared.sglang_patching import answered
 from gspo_services.shared.torch_tiles import rectangle_sums, tile_sums
-from gspo_services.shared.weights import PlacedParameter, Places, places_file, sums_file
+from gspo_services.shared.weights import PlacedParameter, Places, places_file, source_of, sums_file
 
 
 def report(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -30,6 +30,8 @@ def report(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
             for name, tensor in (*model.named_parameters(), *model.named_buffers())
             if not _is_skip_weight_check(name, tensor)
         }
+        derived = {name for name in state if is_derived(name, state)}
+        state = {name: tensor for name, tensor in state.items() if name not in derived}
         sizes, others = sum_parameters(state, directory, rank)
         return {"sizes": sizes, "others": others}
 
@@ -49,7 +51,7 @@ def sum_parameters(state: dict[str, torch.Tensor], directory: Path, rank: int = 
             each
             for name, parameter in placed.items()
             if sizes.get(name) == parameter.num_bytes
-            for each in _sums(_bytes(state[name]), parameter)
+            for each in _sums(_bytes_of(state[name], parameter), parameter)
         ]
         # One transfer, and the host waits once.
         row = torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
@@ -64,6 +66,16 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _digest(tensor: torch.Tensor) -> str:
     return sums_digest(tile_sums(_bytes(tensor))[1].cpu().numpy().view("<u8"), tensor.nbytes)
+
+
+def is_derived(name: str, state: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether SGLang has made a tensor from a parameter (a scale to which one is added), and it is right."""
+    source = state.get(source_of(name))
+    return source is not None and source is not state[name] and torch.equal(state[name], source.detach() + 1.0)
+
+
+def _bytes_of(tensor: torch.Tensor, parameter: PlacedParameter) -> torch.Tensor:
+    return _bytes(tensor.transpose(-1, -2) if parameter.transposed else tensor)
 
 
 def _sums(data: torch.Tensor, parameter: PlacedParameter) -> Iterator[torch.Tensor]:

@@ -17,8 +17,11 @@ from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
 
 TRIED: Final = frozenset(
-    {"deepseek_v3", "gemma3_text", "glm4_moe", "glm4_moe_lite", "mistral", "mixtral", "olmoe", "qwen3", "qwen3_moe"}
-)
+    {
+        "deepseek_v3", "gemma3_text", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "minimax_m2", "mistral",
+        "mixtral", "olmoe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+    }
+)  # fmt: skip
 """Families whose weights were compared with a real engine's, bit by bit. The number of their parameters is known exactly."""
 MOST_HEADER_BYTES: Final = 100 * 2**20
 TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -335,6 +335,8 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
+            # Each request has a state where attention is linear. By default SGLang takes most of the memory for them.
+            "--max-mamba-cache-size", str(options.max_running),
             # Each new request would get its own pass, which costs as much as about ten tokens while all others wait.
             # So the requests that come within eight decode steps begin together.
             "--prefill-decode-interval", str(DECODE_STEPS),

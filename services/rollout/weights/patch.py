@@ -104,10 +104,20 @@ def _in_shard(piece: ShardPiece, places: Places, item_bytes: int) -> tuple[slice
     rows, columns = piece.rows, (piece.columns[0] // item_bytes, piece.columns[1] // item_bytes)
     if piece.is_run:
         low, high = (int(np.searchsorted(places, row * width)) for row in rows)
-        return slice(low, high), places[low:high] + (begin - rows[0] * width)
+        here = places[low:high] if piece.matrix is None else _transposed(places[low:high], piece.matrix[:2])
+        return slice(low, high), here + (begin - rows[0] * width)
     row, column = np.divmod(places, width)
     chosen = (column >= columns[0]) & (column < columns[1]) & (row >= rows[0]) & (row < rows[1])
     return chosen, (row[chosen] - rows[0]) * (columns[1] - columns[0]) + column[chosen] - columns[0] + begin
+
+
+def _transposed(places: Places, matrix: tuple[int, int]) -> Places:
+    """Where these elements of matrices of so many rows and columns are once each is transposed."""
+    rows, columns = matrix
+    before, within = np.divmod(places, rows * columns)
+    row, column = np.divmod(within, columns)
+    found: Places = before * (rows * columns) + column * rows + row
+    return found
 
 
 def _targets(

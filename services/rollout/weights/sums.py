@@ -201,4 +201,5 @@ def _num_tiles(piece: ShardPiece) -> int:
 
 def _placed(shard: Shard) -> PlacedParameter:
     rectangles = [(piece.row_bytes, *piece.rows, *piece.columns) for piece in shard.pieces]
-    return PlacedParameter(num_bytes=shard.num_bytes, rectangles=rectangles)
+    is_transposed = any(piece.matrix for piece in shard.pieces)
+    return PlacedParameter(num_bytes=shard.num_bytes, rectangles=rectangles, transposed=is_transposed)

@@ -36,6 +36,7 @@ from gspo_services.shared.weights import (
     engine_hash,
     layouts,
     shards,
+    source_of,
 )
 
 log = structlog.get_logger()
@@ -203,5 +204,5 @@ def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expecte
             mismatched += [name] if actual[name] != expected.get(name) else []
         elif not name.endswith(HEAD) or not tied_head(expected):
             missing += parameter.tensors
-    unsent = [name for name in actual if name not in parameters]
+    unsent = [name for name in actual if source_of(name) not in parameters]
     return Verification(mismatched=mismatched, missing=missing, unsent=unsent, unverified=unverified)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 def decode_all(
@@ -45,9 +47,15 @@ def extend_all(
     lengths_B: torch.Tensor,
     new_B: torch.Tensor,
     scaling: float | None,
+    *,
+    window: int | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Compute causal attention of the last ``new_B`` (at least 1) tokens of each request, end to end in ``query_THD``, over
     all of its ``lengths_B`` tokens so far, into ``output_THE``. The cache is that of ``decode_all``.
+
+    ``window``: a token sees itself and so many before. ``sinks_H``: the score of each head's sink, which takes a part of the
+    attention and has no value.
     """
     longest, most_new = int(lengths_B.max()), int(new_B.max())
     num_rows, num_heads, width = len(new_B), *query_THD.shape[1:]
@@ -60,13 +68,23 @@ def extend_all(
     # A token sees those up to itself. Rows without a token see the first one: an empty sum would not be a number.
     last_seen_BN = torch.where(is_new_BN, (lengths_B - new_B)[:, None] + torch.arange(most_new, device=new_B.device), 0)
     sees_BNL = torch.arange(longest, device=lengths_B.device) <= last_seen_BN[:, :, None]
+    if window is not None:
+        sees_BNL &= torch.arange(longest, device=lengths_B.device) >= last_seen_BN[:, :, None] - window
+    mask = sees_BNL[:, None].repeat(1, 1, in_group, 1)
+    keys_BKLD, values_BKLE = (_cached(each, slots_BL, counts_BL).to(query_THD.dtype) for each in (keys_SKD, values_SKE))
+    if sinks_H is not None:
+        # One more key, of zeros, with the sink as its score; and a value of zeros.
+        keys_BKLD, values_BKLE = (pad(each, (0, 0, 0, 1)) for each in (keys_BKLD, values_BKLE))
+        sinks_KN1 = sinks_H.to(query_THD.dtype).view(num_groups, in_group).repeat_interleave(most_new, 1)[..., None]
+        scores = torch.zeros_like(mask, dtype=query_THD.dtype).masked_fill(~mask, -math.inf)
+        mask = torch.cat([scores.expand(-1, num_groups, -1, -1), sinks_KN1.expand(num_rows, -1, -1, -1)], dim=-1)
 
     grouped = query_BNHD.view(num_rows, most_new, num_groups, in_group, width).permute(0, 2, 3, 1, 4)
     result = scaled_dot_product_attention(
         grouped.reshape(num_rows, num_groups, in_group * most_new, width),
-        _cached(keys_SKD, slots_BL, counts_BL).to(query_THD.dtype),
-        _cached(values_SKE, slots_BL, counts_BL).to(query_THD.dtype),
-        attn_mask=sees_BNL[:, None].repeat(1, 1, in_group, 1),
+        keys_BKLD,
+        values_BKLE,
+        attn_mask=mask,
         scale=scaling,
     )
     result = result.view(num_rows, num_groups, in_group, most_new, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)

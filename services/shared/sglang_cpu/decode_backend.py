@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.attention.torch_native_backend import KVWriteLoc, TorchNativeAttnBackend
 
 from gspo_services.shared.sglang_cpu.attention import decode_all, extend_all
 
@@ -23,7 +23,52 @@ PADDED_TOKENS: Final = 65_536
 
 
 class BatchedDecodeBackend(TorchNativeAttnBackend):
-    """``torch_native`` with ordinary decoding steps, and prompts of about one length, in one call."""
+    """``torch_native`` with ordinary decoding steps, and prompts of about one length, in one call; and with sinks."""
+
+    def forward_extend(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
+    ) -> torch.Tensor:
+        """Do the same as the inherited method. ``sinks``: the scores of the layer's sinks, one for each head."""
+        if sinks is None:
+            inherited: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+            return inherited
+        return self._with_sinks(q, k, v, layer, forward_batch, forward_batch.extend_seq_lens, save_kv_cache, sinks)
+
+    def forward_decode(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
+    ) -> torch.Tensor:
+        """Do the same as the inherited method. ``sinks``: as for ``forward_extend``."""
+        if sinks is None:
+            inherited: torch.Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+            return inherited
+        new_B = torch.ones_like(forward_batch.seq_lens)
+        return self._with_sinks(q, k, v, layer, forward_batch, new_B, save_kv_cache, sinks)
+
+    def _with_sinks(
+        self, q: Any, k: Any, v: Any, layer: Any, batch: Any, new_B: torch.Tensor, save_kv_cache: bool, sinks_H: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend from the last ``new_B`` tokens of each request, in windows where the layer has them."""
+        pool, window = self.token_to_kv_pool, layer.sliding_window_size
+        window = window if _is_windowed(window) else None
+        if save_kv_cache:
+            pool.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, self.swa_out_cache_loc), k, v)
+        slots_BL = self.req_to_token_pool.req_to_token[batch.req_pool_indices, : int(batch.seq_lens.max())]
+        if window is not None and self.use_sliding_window_kv_pool:
+            # Layers with windows have a smaller cache of their own.
+            slots_BL = pool.translate_loc_from_full_to_swa(slots_BL)
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        query_THD = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        output_THE = torch.empty_like(query_THD)
+        starts = [0, *new_B.cumsum(0).tolist()]
+        rows = range(len(new_B))
+        alike = [slice(None)] if _fits_padded(batch.seq_lens, new_B) else [slice(row, row + 1) for row in rows]
+        for some in alike:
+            tokens = slice(None) if len(alike) == 1 else slice(starts[some.start], starts[some.stop])
+            extend_all(
+                query_THD[tokens], output_THE[tokens], keys, values, slots_BL[some], batch.seq_lens[some], new_B[some],
+                layer.scaling, window=window, sinks_H=sinks_H,
+            )  # fmt: skip
+        return output_THE.flatten(1)
 
     def _run_sdpa_forward_extend(
         self,

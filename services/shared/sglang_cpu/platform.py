@@ -5,6 +5,8 @@ nothing is captured in graphs. It is correct, not fast: scheduler, radix cache, 
 """
 
 import gc
+import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,10 +49,12 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.lora.backend import torch_backend
         from sglang.srt.managers import schedule_policy
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+        from sglang.srt.model_loader import loader
         from sglang.srt.utils import weight_checker
 
         from gspo_services.shared.sglang_cpu.decode_backend import BatchedDecodeBackend
         from gspo_services.shared.sglang_cpu.experts import enable_local_experts
+        from gspo_services.shared.sglang_cpu.families import patch_when_built
         from gspo_services.shared.sglang_cpu.group_prompts import share_prompts
         from gspo_services.shared.sglang_cpu.lora_slots import pin_nothing, report_slots
         from gspo_services.shared.sglang_cpu.murmur import murmur_hash32
@@ -69,6 +73,7 @@ class TorchCpuPlatform(SRTPlatform):
         share_prompts(schedule_policy)
         pin_nothing(lora_layers, torch_backend)
         report_slots(lora_manager, weight_checker)
+        patch_when_built(loader)
         # For compiled kernels SGLang rounds heads and widths up on a CPU. Without that, ranks have the shards that they have
         # on GPUs, and share heads of keys as there.
         update_config.DEFAULT_MOE_PADDING_SIZE = 1
@@ -82,9 +87,11 @@ class TorchCpuPlatform(SRTPlatform):
         """
         from sglang.srt.arg_groups import choices
 
+        from gspo_services.shared.sglang_cpu.families import set_arguments
         from gspo_services.shared.sglang_cpu.lora_slots import announce_slots
 
         announce_slots(server_args)
+        set_arguments(server_args, _model_type(Path(server_args.model_path)))
         for backends in (
             choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
             choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
@@ -147,6 +154,11 @@ def _allocate_plain(
     dims: Any, dtype: torch.dtype, device: Any, pin_memory: bool, allocator: Any, registration_granularity_bytes: Any = None
 ) -> torch.Tensor:
     return torch.empty(dims, dtype=dtype, device=device)
+
+
+def _model_type(directory: Path) -> str:
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("text_config", config).get("model_type"))
 
 
 def _no_padding(*args: Any, **kwargs: Any) -> int:

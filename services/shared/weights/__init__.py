@@ -24,6 +24,7 @@ from gspo_services.shared.weights.engine_parameters import (
     merge,
     other_towers,
     parts_of,
+    source_of,
 )
 from gspo_services.shared.weights.patches import (
     INDICES,
@@ -98,6 +99,7 @@ __all__ = [
     "shards",
     "slot_checksums",
     "slot_name",
+    "source_of",
     "spread_of",
     "sums_file",
     "xxh3_checksum",

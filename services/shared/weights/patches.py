@@ -20,6 +20,8 @@ class PlacedParameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, a
     """With its padding."""
     rectangles: list[tuple[int, int, int, int, int]]
     """Bytes of a row of the whole tensor; the first row, and the one after the last; the same of bytes in a row."""
+    transposed: bool = False
+    """The tensor's matrices are transposed in the parameter."""
 
 
 Places = dict[str, PlacedParameter]

@@ -14,15 +14,7 @@ IGNORED_WINDOWS: Final = ("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "
 """Model types whose classes in SGLang attend to all tokens, also in layers with a window. Those of Gemma have windows."""
 IGNORED_TIES: Final = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next")
 """Model types whose classes in SGLang have an output layer of their own whatever config.json says of it."""
-_NOT_ON_A_CPU: Final = {
-    "gemma2": "its capped logits are a kernel for GPUs",
-    "gpt_oss": "its attention sinks need a kernel for GPUs",
-    "minimax_m2": "its norms are a kernel for GPUs",
-    "qwen3_next": "its linear attention is a kernel for GPUs",
-    "qwen3_5_text": "its linear attention is a kernel for GPUs",
-    "qwen3_5_moe_text": "its linear attention is a kernel for GPUs",
-}
-
+_NOT_ON_A_CPU: Final = {"gemma2": "its capped logits are a kernel for GPUs"}
 
 _HEADS: Final = (64, 128, 256, 512)
 """The sizes of a head that SGLang's rotary kernel for CUDA has. Others go through one that cannot fill the cache as well."""

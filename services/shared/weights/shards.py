@@ -28,7 +28,16 @@ import numpy as np
 
 from gspo_protocol.messages import TensorInfo
 from gspo_services.shared.weights.checksums import Hash, hash_function
-from gspo_services.shared.weights.engine_parameters import Buffer, Described, Layout, described, is_vocabulary, layouts_of
+from gspo_services.shared.weights.engine_parameters import (
+    Buffer,
+    Described,
+    Layout,
+    Matrix,
+    described,
+    is_vocabulary,
+    layouts_of,
+    transposed,
+)
 from gspo_services.shared.weights.spread import Spread, SpreadError
 
 _BY_ROWS: Final = re.compile(r".*\.(self_attn\.(qkv|q|q_b|kv_b)_proj|(mlp|shared_experts)\.gate_up_proj)\.(weight|bias)")
@@ -53,6 +62,8 @@ class ShardPiece:
     rows: _Range
     columns: _Range
     """In bytes of a row."""
+    matrix: Matrix | None = None
+    """Of the whole tensor, where the shard has each of its matrices transposed."""
 
     @property
     def num_bytes(self) -> int:
@@ -105,7 +116,8 @@ class ShardBytes(Sequence[Buffer]):
         if place == len(self._shard.pieces):
             return bytes(self._shard.padding_bytes)
         piece = self._shard.pieces[place]
-        return piece.of(self._data[piece.tensor])
+        data = piece.of(self._data[piece.tensor])
+        return data if piece.matrix is None else transposed(data, piece.matrix)
 
 
 def shards(tensors: Sequence[TensorInfo], spread: Spread, kv_heads: int) -> list[dict[str, Shard]]:
@@ -153,26 +165,34 @@ class _Cut:
         begin, end = _part(len(indices), self.spread.expert_group(self.rank), self.spread.expert, "the experts")
         return indices[begin:end]
 
-    def shard(self, name: str, rectangles: Iterable[tuple[int, _Range, _Range]], padding_bytes: int = 0) -> Shard:
+    def shard(
+        self,
+        name: str,
+        rectangles: Iterable[tuple[int, _Range, _Range]],
+        padding_bytes: int = 0,
+        matrix: Matrix | None = None,
+    ) -> Shard:
         pieces: list[ShardPiece] = []
         begin = 0
         for index, rows, columns in rectangles:
             _, row_bytes = self._size(index)
-            pieces.append(ShardPiece(tensor=index, begin=begin, row_bytes=row_bytes, rows=rows, columns=columns))
+            pieces.append(
+                ShardPiece(tensor=index, begin=begin, row_bytes=row_bytes, rows=rows, columns=columns, matrix=matrix)
+            )
             begin += pieces[-1].num_bytes
         return Shard(name=name, pieces=tuple(pieces), padding_bytes=padding_bytes)
 
     def _size(self, index: int) -> tuple[int, int]:
         """Return the rows of a tensor, and the bytes of one; a single number counts as one row."""
-        _, rows, num_bytes = self.tensors[index]
-        return (rows, num_bytes // rows) if rows else (1, num_bytes)
+        _, shape, num_bytes = self.tensors[index]
+        return (shape[0], num_bytes // shape[0]) if shape and shape[0] else (1, num_bytes)
 
 
 def _shard(layout: Layout, cut: _Cut) -> Shard:
     """Raises: SpreadError."""
     name, indices, rank, ranks = layout.name, layout.indices, cut.rank, cut.spread.tensor
     if cut.spread.is_whole:
-        return cut.shard(name, [cut.whole(index) for index in indices], layout.padding_bytes)
+        return cut.shard(name, [cut.whole(index) for index in indices], layout.padding_bytes, layout.matrix)
     if is_vocabulary(name):
         return _vocabulary(layout, cut)
     group, in_group = ranks // cut.spread.expert, cut.spread.rank_in_group(rank)
@@ -195,7 +215,7 @@ def _shard(layout: Layout, cut: _Cut) -> Shard:
 
 
 def _vocabulary(layout: Layout, cut: _Cut) -> Shard:
-    _, rows, num_bytes = cut.tensors[layout.indices[0]]
+    _, (rows, *_), num_bytes = cut.tensors[layout.indices[0]]
     row_bytes = num_bytes // rows
     begin, end = _part(rows + layout.padding_bytes // row_bytes, cut.rank, cut.spread.tensor, layout.name)
     here = (min(begin, rows), min(end, rows))

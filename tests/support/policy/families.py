@@ -43,34 +43,54 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 """By ``model_type``: what its configuration has beside what all have."""
 _LINEAR: Final[dict[str, Any]] = {
     "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"], "num_experts": 8,
-    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2,
+}  # fmt: skip
+_LINEAR_MOE: Final[dict[str, Any]] = {
+    **_LINEAR, "num_experts": 8, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 # fmt: off
 MORE_SHARED: Final[dict[str, dict[str, Any]]] = {
     "qwen2_moe": {"num_experts": 8, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
-    "qwen3_next": _LINEAR,
-    "qwen3_5_moe_text": _LINEAR,
+    "qwen3_next": _LINEAR_MOE,
+    "qwen3_5_moe_text": _LINEAR_MOE,
     "gpt_oss": {
         "num_local_experts": 8, "head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 128, "rope_theta": 150_000.0,
+        },
     },
     "dots1": {**_SIGMOID, "num_key_value_heads": 4, "head_dim": 16, "n_group": 2},
-    "minimax_m2": {"num_local_experts": 8, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 8},
+    "minimax_m2": {
+        "num_local_experts": 8, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 8, "use_qk_norm": True,
+        "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True,
+    },
     "granitemoe": {
         "num_local_experts": 8, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
         "attention_multiplier": 0.0625, "tie_word_embeddings": True,
     },
 }
 # fmt: on
-"""The same of families whose experts ranks share, and that are not served here."""
+"""The same of more families whose experts ranks share."""
 KIMI: Final = "kimi_k2"
 CLOSE_OF: Final = {"glm4_moe_lite": 2e-4}
 """Families whose log-probs in SGLang are farther from the learner's than 2e-5, for a reason that is not known."""
+_DENSE: Final = {"qwen3_5_text": _LINEAR}
+SERVED: Final = sorted({*FAMILIES, *MORE_SHARED, *_DENSE} - {"dots1", "qwen2_moe"})
+"""Families that are compared with an engine."""
 
 
 def family_config(kind: str) -> dict[str, Any]:
     """Its config.json, without what transformers fills in."""
-    return {"model_type": kind, **_COMMON, **(FAMILIES | MORE_SHARED)[kind]}
+    return {"model_type": kind, **_COMMON, **(FAMILIES | MORE_SHARED | _DENSE)[kind]}
+
+
+def _middle(kind: str, name: str) -> float:
+    """Around which a vector's values lie: scales of norms are added to one in some families, and a state fades slowly."""
+    if name.endswith("A_log"):
+        return -2.0
+    added = kind.startswith(("qwen3_5", "qwen3_next")) and not name.endswith("linear_attn.norm.weight")
+    return 0.0 if added or name.endswith("bias") else 1.0
 
 
 def save_family(directory: Path, kind: str, seed: int = 0) -> Any:
@@ -95,6 +115,15 @@ def save_family(directory: Path, kind: str, seed: int = 0) -> Any:
                 value.copy_(0.05 * torch.randn_like(value))
             elif isinstance(value, torch.nn.Parameter):
                 wide = 0.3 if "embed" in name or "lm_head" in name else 0.12
-                value.normal_(0.0, wide) if value.dim() >= 2 else value.normal_(0.0 if name.endswith("bias") else 1.0, 0.1)
+                value.normal_(0.0, wide) if value.dim() >= 2 else value.normal_(_middle(kind, name), 0.1)
     model.save_pretrained(directory)
+    write_dropped(directory, kind)
     return model
+
+
+def write_dropped(directory: Path, kind: str) -> None:
+    """Write keys into config.json that are published, read by SGLang, and dropped by transformers."""
+    config = family_config(kind)
+    dropped = {key: config[key] for key in ("full_attention_interval",) if key in config}
+    written = directory / "config.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), **dropped}, indent=2))

@@ -62,7 +62,7 @@ def a_window_that_sglang_ignores(project: Project) -> None:
 
 
 def a_kernel_for_gpus(project: Project) -> None:
-    project.configure_model(model_type="gpt_oss")
+    project.configure_model(model_type="gemma2")
 
 
 def an_encoder(project: Project) -> None:
@@ -176,7 +176,7 @@ def adapters_of_shared_experts(project: Project) -> None:
             "with a window of 16 tokens",
             "lower sampling.max_tokens to at most 16",
         ),
-        (a_kernel_for_gpus, "architecture", "gpt_oss on a CPU", "use a GPU"),
+        (a_kernel_for_gpus, "architecture", "gemma2 on a CPU", "use a GPU"),
         (an_encoder, "architecture", "BertForMaskedLM is not a causal language model", "ForCausalLM"),
         (a_state_in_another_way, "architecture", "state from token to token (ssm_state_size)", "qwen3_next are trained"),
         (images, "architecture", "takes images", "whose text model is trained here: Gemma3ForConditionalGeneration"),

@@ -22,6 +22,7 @@ SHAPES = {
     **{f"{LAYER}.self_attn.{part}_proj.weight": (32 if part == "q" else 8, 16) for part in "vqk"},
     **{f"{LAYER}.mlp.experts.{e}.{part}_proj.weight": (6, 16) for e in range(11) for part in ("up", "gate", "down")},
     f"{LAYER}.input_layernorm.weight": (16,),
+    "model.layers.1.mlp.experts.gate_up_proj": (3, 8, 10),
 }
 Weights = dict[str, torch.Tensor]
 

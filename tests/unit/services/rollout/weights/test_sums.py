@@ -13,7 +13,7 @@ from gspo_protocol.messages import TensorInfo
 from gspo_services.rollout.sglang import RankSums
 from gspo_services.rollout.weights.sums import Summed, compare_sums
 from gspo_services.rollout.weights.verification import Verification
-from gspo_services.shared.sglang_sums import sum_parameters
+from gspo_services.shared.sglang_sums import is_derived, sum_parameters
 from gspo_services.shared.weights import Spread, shards, sums_file
 from tests.support.engines.cut_by_torch import Weights, random_weights, rank_weights
 from tests.support.wire.snapshots import snapshot_of
@@ -73,6 +73,28 @@ def test_ranks_with_the_version_add_up_to_it_and_a_flipped_bit_anywhere_is_named
             assert server.compare().mismatched == [label], f"byte {place}"
             bits[place] ^= 64
     assert server.compare().ok
+
+
+def test_stacked_experts_are_summed_as_they_were_sent(tmp_path: Path) -> None:
+    stack = torch.randn(3, 40, 500, generator=torch.Generator().manual_seed(0))
+    name = "model.layers.0.mlp.experts.w13_weight"
+    sent = sent_of({"model.layers.0.mlp.experts.gate_up_proj": stack})
+    expected = Summed(sent=sent, shards=shards([info for info, _ in sent], Spread(), 2))
+    expected.write_places(tmp_path)
+    live = {name: stack.transpose(1, 2).contiguous()}
+    for changed in (0.0, 1.0):
+        live[name][1, 7, 3] += changed
+        sizes = sum_parameters(live, tmp_path)
+        sums = np.frombuffer((tmp_path / sums_file(0)).read_bytes(), dtype="<u8")
+        assert compare_sums(expected, [RankSums(sizes=sizes, sums=sums)]).mismatched == [name] * bool(changed)
+
+
+def test_a_scale_made_from_another_is_left_out_while_it_is_right() -> None:
+    weight = torch.randn(8).to(torch.bfloat16)
+    state = {"norm.weight": weight, "norm.gemma_weight": weight + 1.0, "other.gemma_weight": weight}
+    assert [name for name in state if is_derived(name, state)] == ["norm.gemma_weight"]
+    weight += 1.0
+    assert not any(is_derived(name, state) for name in state)
 
 
 def test_tensors_of_many_tiles_and_hundreds_of_experts_are_summed_at_once(tmp_path: Path) -> None:

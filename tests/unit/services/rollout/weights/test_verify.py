@@ -5,6 +5,7 @@ import random
 from typing import Any, cast
 
 import pytest
+import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,8 @@ def test_tensors_lie_in_the_engine_as_it_merges_them() -> None:
             [f"block_sparse_moe.experts.{expert}.{part}.weight" for expert in range(2) for part in ("w1", "w3")],
         ),
         ("block_sparse_moe.experts.w2_weight", [f"block_sparse_moe.experts.{expert}.w2.weight" for expert in range(2)]),
+        ("linear_attn.in_proj_qkvz.weight", ["linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight"]),
+        ("linear_attn.in_proj_ba.weight", ["linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight"]),
     ],
 )
 def test_other_families_lie_there_under_names_of_their_own(parameter: str, parts: list[str]) -> None:
@@ -96,6 +99,51 @@ def test_other_families_lie_there_under_names_of_their_own(parameter: str, parts
     assert texts(tensors, f"model.layers.0.{parameter}") == names
     # Of w2 every expert that was sent is whole.
     assert merge(tensors[1:])[f"model.layers.0.{parameter}"].complete == parameter.endswith("w2_weight")
+
+
+@pytest.mark.parametrize(
+    ("sent", "parameter"),
+    [
+        ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_qkvz.weight"),
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.w13_weight"),
+        ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.w2_weight"),
+        ("block_sparse_moe.router.layer.weight", "block_sparse_moe.gate.weight"),
+        ("mlp.experts.gate_up_proj_bias", "mlp.experts.w13_weight_bias"),
+        ("mlp.experts.down_proj_bias", "mlp.experts.w2_weight_bias"),
+    ],
+)
+def test_what_a_checkpoint_has_merged_or_stacked_is_a_whole_parameter(sent: str, parameter: str) -> None:
+    tensors = [tensor(f"model.layers.0.{sent}", sent)]
+    assert texts(tensors, f"model.layers.0.{parameter}") == [sent]
+    assert merge(tensors)[f"model.layers.0.{parameter}"].complete
+
+
+def test_stacked_experts_lie_there_transposed() -> None:
+    stack = torch.arange(24.0).view(2, 3, 4)
+    snapshot = snapshot_of(1, {"model.layers.0.mlp.experts.gate_up_proj": stack}.items())
+    [parameter] = merge(zip(snapshot.manifest.tensors, snapshot.tensor_data(), strict=True)).values()
+    assert parameter.name == "model.layers.0.mlp.experts.w13_weight"
+    assert b"".join(parameter.parts) == stack.transpose(1, 2).contiguous().numpy().tobytes()
+
+
+def test_experts_sent_stacked_and_one_by_one_are_no_whole_parameter() -> None:
+    names = ["mlp.experts.down_proj", "mlp.experts.0.down_proj.weight"]
+    [parameter] = merge([tensor(name, name) for name in names]).values()
+    assert not parameter.complete
+
+
+def test_beside_linear_attention_the_name_of_the_other_is_left_out() -> None:
+    parts = ("k_proj", "q_proj", "v_proj", "o_proj", "q_norm")
+    names = ["l.0.linear_attn.A_log", *(f"l.1.self_attn.{part}.weight" for part in parts)]
+    expected = {"l.0.linear_attn.A_log", "l.1.qkv_proj.weight", "l.1.o_proj.weight", "l.1.q_norm.weight"}
+    assert set(merge([tensor(name, name) for name in names])) == expected
+
+
+def test_a_scale_that_the_engine_made_from_another_was_not_to_be_sent() -> None:
+    tensors = [tensor("model.norm.weight", "scale")]
+    actual = expected_checksums(tensors)
+    assert compared(tensors, {**actual, "model.norm.gemma_weight": "0" * 16}).ok
+    assert compared(tensors, {**actual, "other.gemma_weight": "0" * 16}).unsent == ["other.gemma_weight"]
 
 
 def test_latent_attention_without_compressed_queries_is_not_merged() -> None:
@@ -119,8 +167,8 @@ def test_an_engine_with_the_sent_weights_is_accepted_and_each_difference_named()
     gate = "model.layers.3.mlp.gate.weight"
     wrong = compared(tensors, {**actual, gate: "0" * 16})
     assert (wrong.ok, wrong.mismatched) == (False, [gate])
-    missing = compared([*tensors, tensor("model.layers.3.mlp.experts.gate_up_proj", "fused")], actual)
-    assert (missing.ok, missing.missing) == (False, ["model.layers.3.mlp.experts.gate_up_proj"])
+    missing = compared([*tensors, tensor("model.layers.3.mlp.experts.fused", "fused")], actual)
+    assert (missing.ok, missing.missing) == (False, ["model.layers.3.mlp.experts.fused"])
     unsent = compared(tensors, {**actual, "model.norm.weight": "0" * 16})
     assert (unsent.ok, unsent.unsent) == (False, ["model.norm.weight"])
 

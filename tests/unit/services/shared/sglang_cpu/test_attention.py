@@ -56,6 +56,38 @@ def test_without_a_scale_the_width_gives_it() -> None:
     assert output_BHD[0, 0].tolist() == pytest.approx([first, 1 - first])
 
 
+def with_sinks(
+    query_HD: torch.Tensor, keys_LKD: torch.Tensor, values_LKD: torch.Tensor, scaling: float, sinks_H: torch.Tensor
+) -> torch.Tensor:
+    heads = []
+    for head, query_D in enumerate(query_HD):
+        group = head // (len(query_HD) // NUM_GROUPS)
+        scores_L = torch.cat([keys_LKD[:, group] @ query_D * scaling, sinks_H[head, None]])
+        heads.append(torch.softmax(scores_L, dim=0)[:-1] @ values_LKD[:, group])
+    return torch.stack(heads)
+
+
+@pytest.mark.parametrize("window", [None, 0, 2])
+def test_a_sink_takes_its_part_of_the_attention_also_in_windows(window: int | None) -> None:
+    random = torch.Generator().manual_seed(0)
+    keys_SKD, values_SKD = torch.randn(2, NUM_SLOTS, NUM_GROUPS, WIDTH, generator=random)
+    lengths, new = [7, 3, 5], [2, 3, 1]
+    query_THD, sinks_H = torch.randn(6, 4, WIDTH, generator=random), torch.randn(4, generator=random)
+    slots_BL = torch.randperm(NUM_SLOTS, generator=random)[:21].view(3, 7)
+    output_THD = torch.empty_like(query_THD)
+    extend_all(
+        query_THD, output_THD, keys_SKD, values_SKD, slots_BL, torch.tensor(lengths), torch.tensor(new), 0.3,
+        window=window, sinks_H=sinks_H,
+    )  # fmt: skip
+    token = 0
+    for row, (length, more) in enumerate(zip(lengths, new, strict=True)):
+        for place in range(length - more, length):
+            own = slots_BL[row, 0 if window is None else max(0, place - window) : place + 1]
+            expected_HD = with_sinks(query_THD[token], keys_SKD[own], values_SKD[own], 0.3, sinks_H)
+            torch.testing.assert_close(output_THD[token], expected_HD, rtol=1e-5, atol=2e-6)
+            token += 1
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 6)), min_size=1, max_size=5),

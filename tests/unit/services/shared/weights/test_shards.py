@@ -79,10 +79,10 @@ def _noting(hashed: list[str], init: Any) -> Any:
 
 
 def test_a_parameter_that_nobody_knows_how_to_cut_is_refused_on_several_ranks_only() -> None:
-    weights = {**random_weights(), f"{LAYER}.linear_attn.in_proj.weight": torch.zeros(8, 8)}
+    weights = {**random_weights(), f"{LAYER}.mixer.in_proj.weight": torch.zeros(8, 8)}
     infos = [info for info, _ in sent(weights)]
     assert len(shards(infos, Spread(data=2), 2)) == 1
-    with pytest.raises(SpreadError, match=r"linear_attn\.in_proj\.weight.*rollout\.tensor_parallel = 1"):
+    with pytest.raises(SpreadError, match=r"mixer\.in_proj\.weight.*rollout\.tensor_parallel = 1"):
         shards(infos, Spread(tensor=2), 2)
 
 
