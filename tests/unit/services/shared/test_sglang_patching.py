@@ -64,9 +64,14 @@ class Derived(torch.nn.Linear):
     """A model that keeps something made from its parameters."""
 
     total = 0.0
+    scale = 0.0
 
     def post_load_weights(self) -> None:
         self.total = float(self.bias.detach().sum())
+
+    def refresh_gemma_weight(self) -> None:
+        """As one of SGLang's norms does, for itself."""
+        self.scale = float(self.bias.detach().sum()) + 1.0
 
 
 @pytest.fixture
@@ -87,7 +92,7 @@ def test_a_loader_answers_beside_the_patch_and_makes_anew_what_depends_on_it(tmp
     model = Derived(2, 2)
     write(tmp_path, bias__indices=([0, 1], np.int32), bias__values=([0x40000000, 0x40000000], np.uint32))
     assert applied(model, tmp_path) == {"elements": 2}
-    assert model.total == 4
+    assert (model.total, model.scale) == (4, 5)
 
 
 @pytest.mark.usefixtures("parallel")
