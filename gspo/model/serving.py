@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from gspo.moe.mixture import FLOAT32_ROUTERS
 Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
 """Opens a context that holds the whole value of a parameter or buffer. It is collective where parameters are partitioned;
 ranks that emit nothing may get None."""
+_FLOAT32: Final = (".A_log", ".experts.gate_up_proj_bias", ".experts.down_proj_bias")
+"""Endings of parameters that SGLang has in float32 whatever the model is in."""
 
 
 def serving_weights(
@@ -109,7 +111,7 @@ class ServedTypes:
         """Return that of the parameter or buffer ``name``: of a buffer its own, such as a bias of routers."""
         if not isinstance(value, nn.Parameter) or not value.is_floating_point():
             return value.dtype
-        if self._float32_routers and name.endswith(".gate.weight"):
+        if name.endswith(_FLOAT32) or (self._float32_routers and name.endswith(".gate.weight")):
             return torch.float32
         return value.dtype if self._dtype is None else self._dtype
 

@@ -23,7 +23,7 @@ from gspo_services.rollout.weights.verify import Verification, Verifier
 from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.compared import CLOSE, largest_difference
 from tests.support.learner.tiny_model import checkpoint_tensors
-from tests.support.policy.families import CLOSE_OF, KIMI, SERVED, family_config, save_family
+from tests.support.policy.families import CLOSE_OF, KIMI, SERVED, family_config, save_family, write_dropped
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(900)]
@@ -41,12 +41,16 @@ async def verified(engine: Engine, folder: Path) -> Verification:
     return await verify_loaded(engine, checkpoint_tensors(folder))
 
 
-async def test_a_bias_of_routers_is_served_in_float32_by_a_run_in_bfloat16(tmp_path: Path) -> None:
-    model = save_family(tmp_path / "model", "glm4_moe")
+@pytest.mark.parametrize("kind", ["glm4_moe", "gpt_oss", "qwen3_5_text"])
+async def test_what_engines_have_in_float32_is_served_so_by_a_run_in_bfloat16(kind: str, tmp_path: Path) -> None:
+    """Biases of routers and of experts, and the decay of linear attention."""
+    model = save_family(tmp_path / "model", kind)
     model.to(torch.bfloat16)
-    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
-    bias.data = 0.05 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(1))
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias.data = 0.05 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(tmp_path / "model")
+    write_dropped(tmp_path / "model", kind)
     weights = dict(serving_weights(model, gathered=nullcontext, dtype=torch.bfloat16))
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32", "torch.bfloat16"}
     (tmp_path / "sent").mkdir()
