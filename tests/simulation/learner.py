@@ -220,13 +220,6 @@ class _Config:
     def to_dict(self) -> dict[str, Any]:
         return {}
 
-    @classmethod
-    def from_dict(cls, _: dict[str, Any]) -> "_Config":
-        return cls()
-
-    def save_pretrained(self, directory: Path) -> None:
-        (directory / "config.json").write_text("{}", encoding="utf-8")
-
 
 class _Model:
     config = _Config()

@@ -52,6 +52,7 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
     """The settings of the plan's run, as its configuration file would have them."""
     model = directory / "model"
     model.mkdir()
+    (model / "config.json").write_text("{}", encoding="utf-8")
     return Settings(
         run=Run(directory=directory, num_batches=plan.num_batches, seed=plan.seed % 2**31),
         model=Model(path=model),

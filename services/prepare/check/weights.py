@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from gspo.model_files.configuration import read_whole
+from gspo.model_files.text_model import text_model_of
 from gspo.moe.mixture import mixture_of
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
@@ -69,7 +71,9 @@ def weight_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]
             return
     types = ", ".join(sorted(TYPES.get(name, name) for name in found.types))
     text = f"{sum(map(prod, found.shapes.values())):,} elements, {types}"
-    objection = _objection(model, found.shapes)
+    # Of a checkpoint that also takes images, config.json was read as its text model's.
+    text_model = text_model_of(read_whole(path))
+    objection = _objection(model, {name: size for name, size in found.shapes.items() if text_model.owns(name)})
     if objection:
         yield Finding(check="weights", status="fail", text=f"{text}; {objection}", way_out=_OTHERS)
         return

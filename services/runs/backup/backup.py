@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -64,7 +64,10 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
         require_whole(directory / LEDGER_FILE)
     way_out = "wait for it, or name another directory"
     # Another one would take what is being written for a leftover.
-    with only_operation(destination, "backup", way_out, inside=True), operation_on(directory, "backup"):
+    with ExitStack() as owning:
+        with told_of_room(destination):
+            owning.enter_context(only_operation(destination, "backup", way_out, inside=True))
+            owning.enter_context(operation_on(directory, "backup"))
         return _back_up(directory, destination, say)
 
 
@@ -95,19 +98,29 @@ def _back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, Backup
 
 @contextmanager
 def all_or_nothing(partial: Path) -> Iterator[None]:
-    """Remove ``partial`` when the block fails. Raises: NoRoomError, or ServiceError for SQLite's errors, with the room."""
+    """Remove ``partial`` when the block fails. Raises: as ``told_of_room``."""
+    with told_of_room(partial.parent):
+        try:
+            yield
+        except BaseException:
+            if partial.exists():
+                discard_directory(partial)
+            raise
+
+
+@contextmanager
+def told_of_room(place: Path) -> Iterator[None]:
+    """Raises: NoRoomError, or ServiceError for SQLite's errors, with the room that there was when the block failed."""
     try:
         yield
     except BaseException as error:
-        free = shutil.disk_usage(partial.parent).free / 2**20
-        if partial.exists():
-            discard_directory(partial)
+        free = shutil.disk_usage(place).free / 2**20
         is_full = is_for_want_of_room(error)
         # SQLite also calls a full disk an I/O error.
         if not is_full and not isinstance(error, sqlite3.OperationalError):
             raise
         raise (NoRoomError if is_full else ServiceError)(
-            f"{partial.parent.absolute()} cannot be written: {error}; {free:,.0f} MiB were free there, and nothing was "
+            f"{place.absolute()} cannot be written: {error}; {free:,.0f} MiB were free there, and nothing was "
             "kept. Make room and repeat the command"
         ) from error
 

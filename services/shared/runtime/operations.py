@@ -150,8 +150,13 @@ def _taken(path: Path, owner: OperationOwner) -> "_Lease | OperationOwner | None
             former = _locked(path, descriptor)
             if former is not None and _beats(path, former):
                 return former
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, msgspec.json.encode(owner), 0)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, msgspec.json.encode(owner), 0)
+            except OSError:
+                with suppress(OSError):
+                    path.unlink()  # A full disk has room for an empty file, which would stay.
+                raise
             lease, descriptor = _Lease(path, descriptor), -1
             return lease
         except FileNotFoundError:

@@ -106,8 +106,8 @@ STORAGE = (
     Bug(
         name="a restore to an earlier batch brings later checkpoints",
         module="gspo_services.runs.backup.restore",
-        old='int(name.rpartition("-")[2]) > batch',
-        new="False",
+        old="if batch is None or not is_newer(name, batch)",
+        new="",
         invariants=("no process ends by itself", "no peer", "liveness", "restore", "no error"),
         weather=(Event(at=8.0, kind="restore", seconds=1.0, amount=1.0),),
         seed=7,

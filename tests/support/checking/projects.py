@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gspo.model_files.configuration import read_config
+from gspo.model_files.text_model import TOWERS
 from gspo_services.prepare.check.code import CodeReport
 from gspo_services.prepare.check.command import all_findings
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import Situation, is_for_several_hosts
 from gspo_services.prepare.check.worker import open_all
-from gspo_services.shared.estimates import Hardware, device_named
+from gspo_services.shared.estimates import Hardware, device_named, shape_of
 from gspo_services.shared.settings import load_configuration
 from tests.support.checking.shapes import TINY
 
@@ -25,10 +27,10 @@ def gpus(name: str, number: int) -> Hardware:
     return Hardware(device=device_named(name), num_devices=number, cores=16, is_named=True)
 
 
-def write_weights(path: Path, elements: int, kind: str = "F32") -> None:
-    """A safetensors file with one tensor, whose bytes are a hole."""
+def write_weights(path: Path, elements: int, kind: str = "F32", *, name: str = "all") -> None:
+    """A safetensors file with one tensor, whose name begins with ``name`` and whose bytes are a hole."""
     size = elements * {"F32": 4, "BF16": 2}[kind]
-    header = json.dumps({f"all.{path.stem}": {"dtype": kind, "shape": [elements], "data_offsets": [0, size]}}).encode()
+    header = json.dumps({f"{name}.{path.stem}": {"dtype": kind, "shape": [elements], "data_offsets": [0, size]}}).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
@@ -77,6 +79,12 @@ class Project:
         tiny = TINY | {"vocab_size": self.vocabulary, "eos_token_id": None}
         config = changes if "model_type" in changes else tiny | changes
         (self.model / "config.json").write_text(json.dumps(config))
+
+    def configure_tower(self, kind: str, text: dict[str, Any], **others: Any) -> None:
+        """Make it a checkpoint that also takes images, with the text model ``text``."""
+        self.configure_model(model_type=kind, architectures=[TOWERS[kind].architecture], text_config=text, **others)
+        elements = shape_of(read_config(self.model)).parameters
+        write_weights(self.model / "model.safetensors", elements, name=next(iter(TOWERS[kind].names.values())) + "all")
 
     def option(self, **options: Any) -> None:
         """Change the environment's options."""

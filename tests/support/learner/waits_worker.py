@@ -183,7 +183,7 @@ def publishing(claimed: ClaimedDevice) -> Iterator[None]:
 
 def of_publications(engine: LearnerEngine, claimed: ClaimedDevice) -> dict[str, Counts]:
     """The copy of a version that training waits for, as it is and with a fault of each kind in what is served."""
-    own, found = PublishedRanges._own, {}
+    own, found = PublishedRanges._own_part, {}
     # The layout is found once.
     ranges = engine.own_ranges(torch.bfloat16)
     with publishing(claimed):
@@ -194,7 +194,7 @@ def of_publications(engine: LearnerEngine, claimed: ClaimedDevice) -> dict[str, 
                 start, values = own(self, value)
                 return start, change(values)
 
-            with mock.patch.object(PublishedRanges, "_own", changed):
+            with mock.patch.object(PublishedRanges, "_own_part", changed):
                 weight_copy.copy_ranges(ranges.of_now())
             found[name] = claimed.take()
     return found

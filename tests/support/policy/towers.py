@@ -17,7 +17,7 @@ _TEXT: Final[dict[str, Any]] = {
 }  # fmt: skip
 _LINEAR: Final[dict[str, Any]] = {
     "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "full_attention_interval": 4,
+    "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
 }  # fmt: skip
 _EXPERTS: Final[dict[str, Any]] = {
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,

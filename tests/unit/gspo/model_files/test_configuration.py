@@ -9,7 +9,7 @@ import torch
 
 from gspo.model.policy import load_policy
 from gspo.model_files.configuration import read_config, require_unquantised
-from gspo.model_files.loading import load_config
+from gspo.model_files.file_names import load_config
 from tests.support.policy.families import KIMI, save_family
 
 
@@ -17,7 +17,7 @@ def test_kimi_k2_is_read_as_the_deepseek_v3_that_it_is(tmp_path: Path) -> None:
     """All its experts have the values of the files, and its config.json stays as it is."""
     saved = save_family(tmp_path, KIMI)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == KIMI
-    assert read_config(tmp_path)["model_type"] == load_config(tmp_path).model_type == "deepseek_v3"
+    assert read_config(tmp_path)["model_type"] == load_config(tmp_path)[0].model_type == "deepseek_v3"
     loaded = load_policy(tmp_path, torch.float32)
     values = dict(saved.state_dict())
     assert loaded.state_dict().keys() == values.keys()

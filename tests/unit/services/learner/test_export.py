@@ -54,7 +54,8 @@ def test_a_link_out_of_the_models_folder_is_not_published_and_one_into_the_hubs_
     (blob := tmp_path / "models--a--b" / "blobs" / "5e").parent.mkdir(parents=True)
     model.mkdir(parents=True)
     blob.write_text("{}")
-    (model / "tokenizer.json").symlink_to("../../blobs/5e")
+    for name in ("tokenizer.json", "config.json"):
+        (model / name).symlink_to("../../blobs/5e")
     (made := model / "additional_chat_templates").mkdir()
     (made / "tool_use.jinja").write_text("x")
     done = export(OneWeight(), tmp_path / "export", model)

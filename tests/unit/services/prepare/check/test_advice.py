@@ -89,10 +89,10 @@ def test_a_class_that_does_not_lie_under_its_own_name_is_found(kind: str, name: 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"])
 def test_of_a_model_that_also_takes_images_the_text_model_is_checked(kind: str, project: Project) -> None:
-    config = CHECKPOINTS[kind]
-    text = config["text_config"] | {"vocab_size": project.vocabulary}
+    config = dict(CHECKPOINTS[kind])
+    text = config.pop("text_config") | {"vocab_size": project.vocabulary}
     name = TOWERS[kind].architecture
-    project.configure_model(**config | {"model_type": kind, "architectures": [name], "text_config": text})
+    project.configure_tower(kind, text, **config)
     project.keys |= {"model.dtype": "bfloat16", "learner.dtype": "bfloat16"}
     findings = project.findings(gpus("H100", 4), code=False)
     assert by_check(findings, "fail") == {}

@@ -120,7 +120,7 @@ def a_text_model_that_is_not_trained(project: Project) -> None:
 
 def adapters_of_a_text_tower(project: Project) -> None:
     text = CHECKPOINTS["mistral3"]["text_config"] | {"vocab_size": project.vocabulary, "max_position_embeddings": 2048}
-    project.configure_model(model_type="mistral3", architectures=["Mistral3ForConditionalGeneration"], text_config=text)
+    project.configure_tower("mistral3", text)
     project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.publish": "adapter"}
 
 

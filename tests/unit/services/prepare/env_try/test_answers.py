@@ -56,7 +56,7 @@ def test_a_person_may_type_the_answers(tries: Try, monkeypatch: pytest.MonkeyPat
 def test_what_is_missing_for_answers_is_said_with_the_way_out(tries: Try, chat_model: Path, tmp_path: Path) -> None:
     for words, said in (
         (["--model", str(tmp_path / "nowhere"), "--echo"], r"nowhere is no model directory: .*gspo model tiny"),
-        ([], r"has no weights \(\*\.safetensors\): give another directory with --model, .* or --echo"),
+        ([], r"has no weights \(\*\.safetensors; pickles are not read\): give another directory with --model, .* or --echo"),
         (["--url", "http://127.0.0.1:9"], r"--url http://127.0.0.1:9: no SGLang server answers there: "),
     ):
         status, out, err = tries(*words)

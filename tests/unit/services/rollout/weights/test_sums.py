@@ -84,7 +84,7 @@ def test_stacked_experts_are_summed_as_they_were_sent(tmp_path: Path) -> None:
     live = {name: stack.transpose(1, 2).contiguous()}
     for changed in (0.0, 1.0):
         live[name][1, 7, 3] += changed
-        sizes = sum_parameters(live, tmp_path)
+        sizes, _ = sum_parameters(live, tmp_path)
         sums = np.frombuffer((tmp_path / sums_file(0)).read_bytes(), dtype="<u8")
         assert compare_sums(expected, [RankSums(sizes=sizes, sums=sums)]).mismatched == [name] * bool(changed)
 
