@@ -83,11 +83,22 @@ def _folder(folder: Path, split: Split) -> list[Path]:
         # As data sets lie in their repositories.
         folder /= "data"
         shards = _shards(folder)
+    if not shards and (folders := _split_folders(folder)):
+        chosen = _names_of_split(folders, split, folder, "folders")
+        return [each for name in folders if name in chosen for each in _shards(folder / name)]
     if not shards:
         inside = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
         hint = f"; its folders are {', '.join(inside)[:300]}: name one" if inside else ""
         raise ValueError(f"the folder {folder} holds no file that can be read ({EXPECTED}){hint}")
     return _of_split(shards, split, folder)
+
+
+def _split_folders(folder: Path) -> list[str]:
+    """Its folders train, test and so on, if they have rows and one is for training; other names beside them say no split."""
+    names = [
+        each.name for each in sorted(folder.iterdir()) if each.is_dir() and each.name.lower() in _WORDS and _shards(each)
+    ]
+    return names if "train" in {_word(name) for name in names} else []
 
 
 def _shards(folder: Path) -> list[Path]:

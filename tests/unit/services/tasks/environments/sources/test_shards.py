@@ -38,6 +38,9 @@ def names(folder: Path | str, split: Split, **more: Any) -> list[Any]:
         (["extra.jsonl", "train.jsonl"], [0, 1], [0, 1]),
         (["latest.jsonl", "trained.jsonl"], [0, 1], [0, 1]),
         (["data/test-0.jsonl", "data/train-0.jsonl"], [1], [0]),
+        (["test/0.jsonl", "train/0.jsonl", "train/1.jsonl"], [1, 2], [0]),
+        (["data/Train/a.parquet.jsonl", "data/validation/a.jsonl", "data/logs/a.jsonl"], [0], [1]),
+        (["train/0.jsonl", "images/0.jsonl"], [0], [0]),
     ],
 )
 def test_shards_of_one_folder_are_told_apart_by_split(
@@ -63,6 +66,8 @@ def test_shards_of_one_folder_are_told_apart_by_split(
             r"for test and train, and a.jsonl, which says no split: name those",
         ),
         (["a.jsonl", "b.csv"], "train", r"files of several formats \(a.jsonl and b.csv\): name those that are meant"),
+        (["train/a.jsonl", "test/a.jsonl", "val/a.jsonl"], "eval", r"holds folders for test and validation: .*/test\""),
+        (["test/a.jsonl"], "train", r"its folders are test: name one"),
         (["sub/a.jsonl"], "train", r"holds no file that can be read .*; its folders are sub: name one"),
         ([".hidden.jsonl"], "train", r"holds no file that can be read"),
     ],
