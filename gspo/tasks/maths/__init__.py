@@ -3,6 +3,8 @@
 The reward job is ``gspo.tasks.grading:grade_answer``.
 """
 
+from gspo.tasks.maths.chosen import chosen
+from gspo.tasks.maths.countdown import countdown_gold
 from gspo.tasks.maths.golds import (
     MAX_ANSWER_CHARS,
     GoldForm,
@@ -23,6 +25,8 @@ __all__ = [
     "MAX_ANSWER_CHARS",
     "GoldForm",
     "GoldKind",
+    "chosen",
+    "countdown_gold",
     "fault_of",
     "gold_kind",
     "integer_in",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final, NamedTuple
 
 from gspo.tasks.maths import values
-from gspo.tasks.maths.expression import Node, Number, Operation
+from gspo.tasks.maths.dates import day_in
+from gspo.tasks.maths.expression import Name, Node, Number, Operation
 from gspo.tasks.maths.ranges import is_name, same_ranges
 from gspo.tasks.maths.reading import (
     Bracketed,
@@ -26,21 +28,70 @@ from gspo.tasks.maths.reading import (
 )
 from gspo.tasks.maths.spelling import words_of
 
+_LETTERS: Final = re.compile(r"[A-Za-z]+(?:[ '][A-Za-z]+)*|[A-Za-z]{2,}(?:[ '-]+[A-Za-z]+)*|[A-Z](?:-[A-Z]){2,}")
+"""A word, words, or A-B-C; x-y is a difference."""
+_FUNCTION: Final = re.compile(r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|lg|exp|sqrt)(?![A-Za-z])")
+_CODE: Final = re.compile(r"\d+(?:-\d+)+|\d+(?:/\d+){2,}")
+"""A result, a range or a code, as 98-95 and 1-2-3: a gold has no arithmetic left."""
+_MARKED: Final = re.compile(r"\"?\(?([A-Za-z])\"?\s*[).:]\"?\s*(.+)", re.DOTALL)
+_OTHER_MARK: Final = re.compile(r"\([A-Z]\)|\"[A-Z]\"|(?:^|[\s,;])[A-Z][).:](?:\s|$)|\b(?:or|and)\s+[A-Z]\b")
 _EMPTY: Final = frozenset(
     ["emptyset", "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set"]
 )
 _NOWHERE: Final = frozenset(["dne", "does not exist"])
 
 
-def same(gold: str, said: str) -> bool:
+class GoldRules(NamedTuple):
+    """What a source says about its golds."""
+
+    letters_multiply: bool = False
+    """abc is a product, so that cab is the same; else letters alone are a word."""
+    in_order: bool = False
+    """Of several answers the order counts."""
+
+
+def same(gold: str, said: str, rules: GoldRules = GoldRules()) -> bool:  # noqa: B008
     """Whether ``said`` is ``gold``; both are ``spelled``. Raises: Unreadable when one says nothing."""
     if is_same_spelling(gold, said):
         return True
     letter, rest = choice_in(gold)
     if letter:
         return _same_choice(letter, rest, said)
+    if re.fullmatch(r"[A-Z]", gold) and lettered(said)[0] == gold:
+        return True
+    if (day := day_in(gold)) is not None:
+        return day == day_in(said)
     golds, answers = _readings(gold), _readings(said)
+    if not rules.letters_multiply:
+        golds = [typed(each) for each in golds]
+    if rules.in_order:
+        return any(_in_their_order(one, other) for one in golds for other in answers)
     return any(_same(one, other) for one in golds for other in answers)
+
+
+def _in_their_order(gold: Reading, said: Reading) -> bool:
+    lists = [each.items if isinstance(each, (Several, Bracketed)) else None for each in (gold, said)]
+    if lists[0] is None or lists[1] is None:
+        return _same(gold, said)
+    return _in_order(lists[0], lists[1])
+
+
+def typed(gold: Reading) -> Reading:
+    """``gold`` with its words and codes as such: ABC is no product, and 1-2-3 no difference."""
+    match gold:
+        case Quantity(text=text) if _LETTERS.fullmatch(text) and not _FUNCTION.search(text) and _num_letters(text) > 1:
+            return Words(text)
+        case Quantity(text=text) if _CODE.fullmatch(text):
+            return Words(text)
+        case Several() | Bracketed() | Ratio() | Union() | Relation():
+            return replace(gold, items=tuple(typed(each) for each in gold.items))
+        case Matrix():
+            return Matrix(tuple(tuple(typed(each) for each in row) for row in gold.rows))
+    return gold
+
+
+def _num_letters(text: str) -> int:
+    return len(re.sub(r"[^A-Za-z]", "", text))
 
 
 def _readings(text: str) -> list[Reading]:
@@ -51,15 +102,26 @@ def _readings(text: str) -> list[Reading]:
     return found
 
 
+def lettered(said: str) -> tuple[str, str]:
+    """The letter that an answer chooses, and what it says beside it: B, (b), "Option B", (B) 12, B. 12.
+
+    ("", "") for one that chooses none, or two. ``said`` is ``spelled``.
+    """
+    said = re.sub(r"^\W*(?:option|choice|answer)\b\W*", "", said, flags=re.IGNORECASE)
+    letter, beside = choice_in(said)
+    if not letter and (bare := re.fullmatch(r"\(?\s*([A-Za-z])\s*\)?\"?", said)):
+        letter = bare[1].upper()
+    if not letter and (marked := _MARKED.fullmatch(said)):
+        letter, beside = marked[1].upper(), marked[2]
+    return ("", "") if _OTHER_MARK.search(beside) else (letter, beside)
+
+
 def _same_choice(letter: str, rest: str, said: str) -> bool:
     """``(B)`` is said as B, as (B), and as (B) with what stands beside it."""
-    said = re.sub(r"^\W*(?:option|choice|answer)\b\W*", "", said, flags=re.IGNORECASE)
-    chosen, beside = choice_in(said)
-    if re.search(r"\([A-Z]\)|\"[A-Z]\"", beside):
-        return False
-    if not chosen and re.fullmatch(r"[A-Za-z]", said):
-        chosen = said.upper()
-    return chosen == letter if chosen else bool(rest) and same(rest, said)
+    chosen, beside = lettered(said)
+    if chosen:
+        return chosen == letter
+    return bool(rest) and not beside and not _OTHER_MARK.search(said) and same(rest, said)
 
 
 def _same_set(gold: Reading, said: Reading) -> bool:
@@ -152,7 +214,16 @@ def _same_words(gold: Reading, said: Reading) -> bool:
         # Signs that are no letters must be the same: 5' is not 5, and -\mathbb{N} is not \mathbb{N}.
         plain = not any(is_symbolic(text) or re.search(r"\d", text) for text in texts)
         return plain or is_same_spelling(texts[0].lower(), texts[1].lower())
+    if isinstance(gold, Words) and isinstance(said, Quantity) and _factors(said.node) == gold.text.replace(" ", ""):
+        # The product a b is said as ab.
+        return True
     return any(one in group and other in group for group in (_EMPTY, _NOWHERE))
+
+
+def _factors(node: Node) -> str:
+    """The letters of a product of variables, in their order; "" for anything else."""
+    names = [node] if isinstance(node, Name) else node.parts if isinstance(node, Operation) and node.kind == "*" else ()
+    return "".join(each.name if isinstance(each, Name) else _factors(each) or "?" for each in names)
 
 
 def is_symbolic(text: str) -> bool:

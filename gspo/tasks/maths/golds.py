@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
 from gspo.tasks.maths import values
-from gspo.tasks.maths.comparison import is_symbolic, same
+from gspo.tasks.maths.chosen import chosen
+from gspo.tasks.maths.comparison import is_symbolic, same, typed
+from gspo.tasks.maths.countdown import is_countdown
+from gspo.tasks.maths.dates import day_in
 from gspo.tasks.maths.exact import exact
 from gspo.tasks.maths.expression import Unreadable
 from gspo.tasks.maths.left_to_do import is_finished
+from gspo.tasks.maths.plain_words import same_text
 from gspo.tasks.maths.reading import (
     Bracketed,
     Matrix,
@@ -26,10 +31,15 @@ from gspo.tasks.maths.reading import (
 )
 from gspo.tasks.maths.spelling import spelled, squeezed, words_of
 
-GoldKind = Literal["number", "integer", "symbolic"]
+GoldKind = Literal["number", "integer", "symbolic", "expression", "list", "text", "countdown"]
 """number: one that is said as a number: 15 - 43 is no -28. integer: a whole number, said in any way but as a percentage.
-symbolic: whatever the reader knows, and what math-verify compares."""
-GoldForm = Literal["number", "expression", "several", "interval", "equation", "matrix", "words", "beyond"]
+symbolic: whatever the reader knows, and what math-verify compares; letters alone are a word. expression: the same, and
+letters are variables, so that ab is ba. list: the same as symbolic, and several answers are right in their order alone.
+text: words, and numbers by value; no mathematics. countdown: any arithmetic of given numbers that makes a target."""
+GoldForm = Literal[
+    "number", "expression", "several", "interval", "equation", "matrix", "words", "choice", "date", "countdown",
+    "beyond",
+]  # fmt: skip
 """beyond: this reader does not know it, and math-verify compares it."""
 MAX_ANSWER_CHARS: Final = 2_000
 """A longer one is no answer: reading it would only take time."""
@@ -39,14 +49,29 @@ _PLAIN: Final = re.compile(r"-?\d{1,100}")
 """Most answers of most sets: there is nothing to find out."""
 
 
+def fault_of(gold: str, kind: GoldKind, options: Sequence[str] = ()) -> str:
+    """Why no answer can be right for ``gold``, with a way out; "" when one can: itself is.
+
+    ``options``: see ``grade_answer``; a gold that names one of them has no fault, whatever the kind.
+    """
+    if options:
+        return (
+            "" if chosen(gold, options) is not None else f"its answer {gold[:100]!r} is none of its {len(options)} options"
+        )
+    return _fault_of(gold, kind)
+
+
 @lru_cache(maxsize=4096)
-def fault_of(gold: str, kind: GoldKind) -> str:
-    """Why no answer can be right for ``gold``, with a way out; "" when one can: itself is."""
+def _fault_of(gold: str, kind: GoldKind) -> str:
     if _PLAIN.fullmatch(gold):
         return ""
     shown = repr(gold if len(gold) <= 100 else gold[:100] + "...")
     if len(gold) > MAX_ANSWER_CHARS:
         return f"its answer {shown} has {len(gold):,} characters, and an answer has at most {MAX_ANSWER_CHARS:,}"
+    if kind == "text":
+        return "" if same_text(gold, gold) else f"its answer {shown} says nothing: correct it"
+    if kind == "countdown":
+        return "" if is_countdown(gold) else f'its answer {shown} is no target with its numbers, as "98 = 44, 19, 35"'
     if not _closes(gold):
         return f"its answer {shown} has braces that do not match: nobody could put it into a box"
     if "####" in gold:
@@ -92,9 +117,11 @@ def gold_kind(gold: str) -> GoldForm:
         return "number"
     text = spelled(gold)
     if choice_in(text)[0]:
-        return "words"
+        return "choice"
+    if day_in(text):
+        return "date"
     try:
-        return _form(read_spelled(text))
+        return _form(typed(read_spelled(text)))
     except (Unreadable, RecursionError):
         return "beyond"
 

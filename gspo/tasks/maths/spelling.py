@@ -114,7 +114,7 @@ def squeezed(text: str) -> str:
 
 def words_of(text: str) -> str:
     """What a text says, without its case, marks and blanks."""
-    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    return re.sub(r"[\W_]+", " ", text.lower()).strip()
 
 
 def _characters(text: str) -> str:

@@ -185,7 +185,7 @@ def test_golds_are_counted_by_what_they_are() -> None:
         "7": "number", "1,000": "number", "\\frac{1}{2}": "expression", "x+1": "expression", "1, 2": "several",
         "(1,2,3)": "several",
         "(0, 1]": "interval", "x < 3": "equation", "x=5": "equation", "\\begin{pmatrix}1\\\\2\\end{pmatrix}": "matrix",
-        "\\text{(B)}": "words", "Evelyn": "words", "\\sum_{n=1}^5 a_n": "beyond",
+        "\\text{(B)}": "choice", "Evelyn": "words", "ABC": "words", "2020-03-05": "date", "\\sum_{n=1}^5 a_n": "beyond",
     }  # fmt: skip
     assert {gold: gold_kind(gold) for gold in forms} == forms
 
