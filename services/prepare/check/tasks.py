@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gspo_services.prepare.check.code import CodeReport
@@ -10,6 +10,8 @@ from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import Situation
 
 MOST_SHOWN: Final = 300
+MOST_ANSWERS: Final = 10
+"""Answers that are shown with what they are read as."""
 
 
 def code_findings(situation: Situation, report: CodeReport) -> Iterator[Finding]:
@@ -117,6 +119,25 @@ def _layout(split: str, part: Mapping[str, Any]) -> Iterator[Finding]:
         said.append(f"{repeated:,} rows are there already and count once")
     if said:
         yield Finding(check=f"{split} rows", status="ok", text="; ".join(said), basis="tried")
+    yield from _columns(split, part.get("columns", ()))
+
+
+def _columns(split: str, sources: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What became of each column; sources of the same columns share a finding."""
+    by_use: dict[str, list[str]] = {}
+    for source in sources:
+        by_use.setdefault(source["said"], []).append(source["source"])
+    lost = {said: each["suspicious"] for said in by_use for each in sources if each["said"] == said and each["suspicious"]}
+    for said, names in by_use.items():
+        text = said if len(by_use) == 1 else f"{', '.join(names)[:MOST_SHOWN]}: {said}"
+        if said not in lost:
+            yield Finding(check=f"{split} columns", status="ok", text=text, basis="tried")
+            continue
+        yield Finding(
+            check=f"{split} columns", status="warn", basis="tried",
+            text=f"{text}. What is left out may be a part of the question: {', '.join(lost[said])}",
+            way_out="show it: environment.options.context_columns or choices_column; or take the column out of the rows",
+        )  # fmt: skip
 
 
 def _answers(split: str, part: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -125,8 +146,8 @@ def _answers(split: str, part: Mapping[str, Any] | None) -> Iterator[Finding]:
         return
     numbers: dict[str, int] = part["numbers"]
     text = f"{sum(numbers.values()):,} read: " + ", ".join(f"{number:,} {_FORMS[form]}" for form, number in numbers.items())
-    examples = {form: ", ".join(part["examples"][form])[:MOST_SHOWN] for form in ("words", "beyond") if form in numbers}
-    text += "".join(f"; {_FORMS[form]}: {shown}" for form, shown in examples.items())
+    shown = {form: part["examples"][form][: MOST_ANSWERS // len(numbers) or 1] for form in numbers if form != "number"}
+    text += "".join(f"; {_FORMS[form]}: {', '.join(golds)[:MOST_SHOWN]}" for form, golds in shown.items())
     if "beyond" in numbers:
         yield Finding(
             check=f"{split} answers", status="note", text=text, basis="tried",
@@ -143,8 +164,9 @@ def _answers(split: str, part: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 
 _FORMS: Final = {
-    "number": "numbers", "expression": "expressions", "several": "lists and points", "interval": "pairs and intervals",
-    "equation": "equations", "matrix": "matrices", "words": "words", "beyond": "for math-verify alone",
+    "number": "numbers", "expression": "expressions", "several": "lists (in any order) and points",
+    "interval": "pairs and intervals", "equation": "equations", "matrix": "matrices", "words": "words",
+    "choice": "choices", "date": "dates", "countdown": "targets with their numbers", "beyond": "for math-verify alone",
 }  # fmt: skip
 
 

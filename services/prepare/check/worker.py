@@ -176,10 +176,15 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
 
 
 def _rows_facts(source: TaskSource) -> dict[str, Any]:
-    """How the rows of files are laid out, and how many are rows again."""
+    """How the rows of files are laid out, what became of their columns, and how many are rows again."""
     if not isinstance(source, MixedTasks):
         return {}
-    return {"layouts": list(dict.fromkeys(source.layouts)), "num_repeated": source.num_repeated}
+    names = [part.name for part in source.parts]
+    columns = [
+        {"source": name, "said": str(each), "suspicious": each.suspicious}
+        for name, each in zip(names, source.columns, strict=False)
+    ]
+    return {"layouts": list(dict.fromkeys(source.layouts)), "num_repeated": source.num_repeated, "columns": columns}
 
 
 def _answers(task_set: ComparesAnswers, source: TaskSource, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,12 @@ from gspo_services.runs.local_play import TokenRun
 class JsonReport:
     """The ``Audience`` that writes each episode when its reward is known."""
 
-    def __init__(self, output: TextIO, tokenizer: ChatTokenizer, played_of_each: int = 1) -> None:
-        """``played_of_each``: the episodes of a task; several are compared at their end."""
+    def __init__(
+        self, output: TextIO, tokenizer: ChatTokenizer, played_of_each: int = 1, columns: Sequence[str] = ()
+    ) -> None:
+        """``played_of_each``: the episodes of a task; several are compared at their end. ``columns``: what became of those
+        of each source of rows."""
+        self._columns = columns
         self._played_of_each = played_of_each
         self._output = output
         self._tokenizer = tokenizer
@@ -40,7 +44,7 @@ class JsonReport:
 
     def _write(self, episode: PlayedEpisode) -> None:
         # Escaped, so that nothing that a model says acts on a terminal.
-        self._output.write(json.dumps(plain(episode, self._tokenizer), default=str) + "\n")
+        self._output.write(json.dumps({**plain(episode, self._tokenizer), "columns": self._columns}, default=str) + "\n")
         self._output.flush()
 
     def summary(self, episodes: Sequence[PlayedEpisode]) -> None:

@@ -149,11 +149,11 @@ async def _play(arguments: argparse.Namespace, settings: Settings, output: TextI
         raise ConfigurationError(str(error)) from error
     console = PlainConsole(file=output)
     report = (
-        JsonReport(output, tokenizer, tasks.played_of_each)
+        JsonReport(output, tokenizer, tasks.played_of_each, tasks.columns)
         if arguments.json
         else TerminalReport(
-            console, tokenizer, num_episodes=tasks.num_episodes, compares=compares, with_tokens=arguments.tokens,
-            with_logprobs=source.has_logprobs,
+            console, tokenizer, num_episodes=tasks.num_episodes, columns=tasks.columns, compares=compares,
+            with_tokens=arguments.tokens, with_logprobs=source.has_logprobs,
         )
     )  # fmt: skip
     async with open_engine(source, settings, tokenizer, prompts, _tell) as engine:

@@ -32,7 +32,7 @@ from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ConfigurationError, ended_by, flatten
 from gspo_services.shared.schedules import sampling_of
 from gspo_services.shared.settings import Settings
-from gspo_services.tasks.environments import create_environment, create_task_set
+from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
 NAME: Final = "try"
 LEASE_S: Final = 1.0
@@ -100,6 +100,11 @@ class TaskPicker:
             have = f"tasks 0 to {num_tasks - 1}" if num_tasks else "no task"
             raise ConfigurationError(f'--index is {first}: environment "{name}" has {have} in the split "{split}"')
         self.indices: Sequence[int] = range(first, first + most if num_tasks is None else min(first + most, num_tasks))
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """What became of the columns of each source of rows, for people."""
+        return list(dict.fromkeys(map(str, self._source.columns))) if isinstance(self._source, MixedTasks) else []
 
     @property
     def num_episodes(self) -> int:

@@ -35,15 +35,18 @@ class TerminalReport:
         tokenizer: ChatTokenizer,
         *,
         num_episodes: int,
+        columns: Sequence[str] = (),
         compares: bool = False,
         with_tokens: bool,
         with_logprobs: bool,
     ) -> None:
-        """``compares``: the reward of an episode is what it is worth alone, and its group is compared later.
+        """``columns``: what became of those of each source of rows.
+        ``compares``: the reward of an episode is what it is worth alone, and its group is compared later.
         ``with_tokens``: show each sampled token. ``with_logprobs``: they were drawn from a distribution."""
         self._console = console
         self._tokenizer = tokenizer
         self._num_episodes = num_episodes
+        self._columns = columns
         self._compares = compares
         self._with_tokens = with_tokens
         self._with_logprobs = with_logprobs
@@ -54,6 +57,9 @@ class TerminalReport:
         self._num_begun += 1
         if self._num_begun > 1:
             self._say("")
+        else:
+            for columns in self._columns:
+                self._field("columns", columns)
         title = (
             f"episode {self._num_begun} of {self._num_episodes}: {episode.split} task {episode.index}, seed {episode.seed}"
         )

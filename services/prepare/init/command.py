@@ -219,7 +219,15 @@ def _model_from(directory: Path, model: str) -> str:
 def report(project: Project) -> str:
     """What was written, and what to do next."""
     answers = project.answers
-    lines = [f"wrote {', '.join(project.files)} in {one_line(answers.directory)}", "", "Next:", ""]
+    lines = [f"wrote {', '.join(project.files)} in {one_line(answers.directory)}"]
+    if project.columns is not None:
+        lines.append(f"columns: {one_line(project.columns)}")
+        if lost := project.columns.suspicious:
+            lines.append(
+                f"warning: {one_line(', '.join(lost))}: left out, and may be a part of the question; context_columns or "
+                "choices_column in run.toml shows it"
+            )
+    lines += ["", "Next:", ""]
     lines.append(f"    cd {shlex.quote(str(answers.directory))}")
     if project.needs_tiny_model:
         lesson = " --programs" if answers.kind == "code" else ""

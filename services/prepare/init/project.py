@@ -22,7 +22,7 @@ from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from gspo_services.shared.estimates import Device, ModelShape, ShapeError, device_named, shape_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SCHEME, Settings, local_path
-from gspo_services.tasks.environments import LAST_MESSAGE, value_at
+from gspo_services.tasks.environments import LAST_MESSAGE, ColumnUse, value_at
 from gspo_services.tasks.environments.maths import GSM8K_MARKER
 
 MOST_MEASURED: Final = 200
@@ -52,6 +52,8 @@ class Project:
     """Text by path in the directory."""
     needs_tiny_model: bool
     """The tiny model is still to be made."""
+    columns: ColumnUse | None = None
+    """What becomes of the columns of the person's rows."""
 
 
 def make_project(answers: Answers, base: Path) -> Project:
@@ -79,7 +81,8 @@ def make_project(answers: Answers, base: Path) -> Project:
     files = _files(answers, plan, rows)
     if answers.place == "kubernetes":
         files |= overlay_files(answers, plan, files, parameters)
-    return Project(answers=answers, plan=plan, files=files, needs_tiny_model=is_tiny)
+    columns = rows.columns if rows is not None and answers.data is not None and answers.kind != "agent" else None
+    return Project(answers=answers, plan=plan, files=files, needs_tiny_model=is_tiny, columns=columns)
 
 
 def _model_directory(answers: Answers, base: Path) -> Path:

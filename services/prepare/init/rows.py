@@ -16,14 +16,17 @@ from gspo_services.prepare.tiny_models import small_problems
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.paths import way_to_rows
 from gspo_services.tasks.environments import (
+    Accounting,
     Columns,
+    ColumnUse,
     QuestionLayout,
     as_mapping,
     files_of,
     layout_of,
     program_row,
+    read_question,
+    roles_of,
     rows_of,
-    value_at,
 )
 
 HELD_OUT_ONE_IN: Final = 10
@@ -53,13 +56,31 @@ class TaskRows:
     """Both files are written by us."""
 
     @property
+    def _named(self) -> Columns:
+        return Columns(self.prompt_column, self.answer_column, needs_answer=False)
+
+    @property
+    def columns(self) -> ColumnUse | None:
+        """What becomes of the columns; None for rows of programs."""
+        if not self.prompt_column:
+            return None
+        account = Accounting(lambda row: roles_of(layout_of(row, self._named)))
+        for row in (*self.train, *self.held_out):
+            account.take(row)
+        return account.use
+
+    @property
     def prompts(self) -> list[str]:
-        """Of all rows; a conversation is one text."""
+        """Of all rows, with passages and options; a conversation is one text. Raises: ConfigurationError."""
         return [self._prompt(row) for row in (*self.train, *self.held_out)]
 
     def _prompt(self, row: Mapping[str, Any]) -> str:
         if self.prompt_column:
-            return _text(value_at(row, self.prompt_column))
+            asked = Columns(self.prompt_column, needs_answer=False)
+            try:
+                return _text(read_question(dict(row), asked, compared=False).prompt)
+            except ValueError as error:
+                raise ConfigurationError(f"{self.train_path}: {error}") from error
         problem = program_row(row, "")
         return problem.statement or _text(problem.messages)
 

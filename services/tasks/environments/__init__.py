@@ -11,6 +11,8 @@ from gspo_services.tasks.environments.maths import (
     forms_of,
     layout_of,
     questions_said_again,
+    read_question,
+    roles_of,
     value_at,
 )
 from gspo_services.tasks.environments.registry import (
@@ -33,7 +35,16 @@ from gspo_services.tasks.environments.scoring import (
     through_the_door,
 )
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
-from gspo_services.tasks.environments.sources import READING, MixedTasks, as_mapping, column_of, files_of, rows_of
+from gspo_services.tasks.environments.sources import (
+    READING,
+    Accounting,
+    ColumnUse,
+    MixedTasks,
+    as_mapping,
+    column_of,
+    files_of,
+    rows_of,
+)
 
 __all__ = [
     "ENVIRONMENTS",
@@ -41,7 +52,9 @@ __all__ = [
     "READING",
     "TASK_SETS",
     "TOOLS",
+    "Accounting",
     "AnswerForms",
+    "ColumnUse",
     "Columns",
     "ComparesAnswers",
     "DoorReason",
@@ -67,8 +80,10 @@ __all__ = [
     "layout_of",
     "program_row",
     "questions_said_again",
+    "read_question",
     "reason_of",
     "require_takeable",
+    "roles_of",
     "rows_of",
     "score_of",
     "sum_of",

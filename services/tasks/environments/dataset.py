@@ -23,19 +23,23 @@ from gspo.tasks.environments import (
     Task,
     TaskSource,
 )
-from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
+from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote
 from gspo_services.tasks.environments.maths import (
     AUTO,
     GSM8K_MARKER,
+    TYPE_KEYS,
     Columns,
     Gold,
     Questions,
+    ReadGold,
     golds_of,
     marker_in,
     messages_of,
     read_question,
     said_answer,
     tasks_of_questions,
+    typed_by_row,
+    vote_in,
 )
 from gspo_services.tasks.environments.rows import plain_task
 from gspo_services.tasks.environments.sources import (
@@ -70,6 +74,11 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     answer_column: str = "auto"
     """The gold, or a list of answers that are all right. "auto" recognises the layout; a reward of your own needs no answer.
     "": the rows have none, and a reward of your own or the reward model grades."""
+    choices_column: str = "auto"
+    """The options of a multiple choice, which are shown as A, B, ... and of which the gold names one. "auto" recognises the
+    layout; "": they are not shown."""
+    context_columns: tuple[str, ...] = ("auto",)
+    """Columns that are shown beside the question, such as a passage. ["auto"] recognises them; []: none."""
     task_columns: tuple[str, ...] = ()
     """More columns that a reward of your own gets in its ``task``: text, numbers, truth values, lists and maps."""
     gold_marker: str = "auto"
@@ -83,8 +92,11 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The system message; "" for none. "auto": how to state the answer, unless the prompt says it or a reward of your own
     grades."""
     kind: GoldKind = "symbolic"
-    """symbolic: answers are compared by what they mean, so that 15 - 43 is -28. number: golds and answers are numbers: a
-    policy that is asked for 15 - 43 learns to repeat it. integer: whole numbers, however they are said."""
+    """symbolic: answers are compared by what they mean, so that 15 - 43 is -28, and letters alone are words. number: golds
+    and answers are numbers: a policy that is asked for 15 - 43 learns to repeat it. integer: whole numbers, however they are
+    said. expression: as symbolic, and letters are variables, so that ab is ba. list: as symbolic, and several answers are
+    right in their order alone. text: words, without case and marks, and numbers. countdown: "98 = 44, 19, 35", any
+    arithmetic of these numbers that makes 98. Options, passages and Countdown decide for themselves."""
     on_bad_row: OnBadRow = "error"
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
@@ -116,7 +128,10 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def columns(self) -> Columns:
         """What is said about the rows."""
         answer = "" if self.answer_column == AUTO else self.answer_column
-        return Columns(self.prompt_column, answer, gold_marker=self.gold_marker, needs_answer=self.compares)
+        return Columns(
+            self.prompt_column, answer, gold_marker=self.gold_marker, needs_answer=self.compares,
+            choices=self.choices_column, context=self.context_columns,
+        )  # fmt: skip
 
 
 class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +139,9 @@ class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     answer: Gold
     marker: str = ""
+    kind: GoldKind | None = None
+    """What the gold is, where the row says it."""
+    options: list[Any] = []
 
 
 class Dataset(Environment):
@@ -158,19 +176,26 @@ class Dataset(Environment):
             )
         # What a reward of the user's own makes of two answers to one prompt is its own affair.
         kind = options.kind if options.compares else None
-        questions = Questions("dataset environment", options.columns, lambda record, _: _row(record, options), kind)
+        used = (*options.task_columns, *(VERL_COLUMNS if options.reward_form == "verl" else ()))
+        questions = Questions(
+            "dataset environment", options.columns, lambda record, _: _row(record, options), kind, used=used
+        )
         return tasks_of_questions(questions, split, options)
 
-    def golds(self, tasks: TaskSource) -> Iterator[str]:
+    def golds(self, tasks: TaskSource) -> Iterator[ReadGold]:
         """The answers of ``tasks`` that are compared as mathematics; none beside a reward of your own."""
-        return golds_of(tasks) if self._options.compares else iter(())
+        return golds_of(tasks, self._options.kind) if self._options.compares else iter(())
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask the question; nothing in this environment is random."""
         options = self._options
         marker = self._marker(task) if options.compares else None
-        state: State = {} if marker is None else {"answer": task["answer"], "marker": marker}
-        return Start(state=state, messages=messages_of(task["prompt"], options.system_prompt, marker))
+        state: State = {}
+        if marker is not None:
+            state = {"answer": task["answer"], "marker": marker, **{key: task[key] for key in TYPE_KEYS if key in task}}
+        return Start(
+            state=state, messages=messages_of(task["prompt"], options.system_prompt, marker, is_choice="options" in task)
+        )
 
     def _marker(self, task: Task) -> str:
         """What the policy's answer to a task stands behind."""
@@ -192,8 +217,7 @@ class Dataset(Environment):
 
     def answer(self, task: Task, action: str) -> str | None:
         """The final answer, in one spelling."""
-        said = said_answer(action, marker_in(action, self._marker(task)))
-        return None if said is None else vote_of(said) or None
+        return vote_in(task, said_answer(action, marker_in(action, self._marker(task))))
 
     def is_same_answer(self, task: Task, one: str, other: str) -> bool:
         """Whether both mean the same."""
@@ -215,7 +239,8 @@ class Dataset(Environment):
         asked, deadline_s = msgspec.convert(state, DatasetState), self._options.reward_deadline_s
         arguments: State = {
             "gold": asked.answer, "answer": said_answer(action, marker_in(action, asked.marker)),
-            "kind": self._options.kind, "place": "", "cpu_s": min(COMPARISON_CPU_S, deadline_s / 2),
+            "kind": asked.kind or self._options.kind, "place": "", "cpu_s": min(COMPARISON_CPU_S, deadline_s / 2),
+            "options": asked.options,
         }  # fmt: skip
         return RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
 
@@ -271,7 +296,7 @@ def _row(record: dict[str, Any], options: DatasetOptions) -> Task:
     question = read_question(record, options.columns, compared=options.compares)
     task: Task = {"prompt": question.prompt}
     if question.gold is not None and "answer" not in options.task_columns:
-        task["answer"] = question.gold
+        task |= {"answer": question.gold, **typed_by_row(question, options.kind, options.task_columns)}
     marker = question.marker if question.marker is not None else GSM8K_MARKER if question.gold_is_marked else ""
     if marker and options.answer_marker == AUTO and options.compares:
         task["answer_marker"] = marker

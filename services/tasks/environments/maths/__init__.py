@@ -8,10 +8,12 @@ from gspo_services.tasks.environments.maths.golds import (
     AnswerForms,
     ComparesAnswers,
     Questions,
+    ReadGold,
     forms_of,
     golds_of,
     questions_said_again,
     tasks_of_questions,
+    vote_in,
 )
 from gspo_services.tasks.environments.maths.layouts import (
     GSM8K_MARKER,
@@ -19,14 +21,16 @@ from gspo_services.tasks.environments.maths.layouts import (
     Columns,
     QuestionLayout,
     layout_of,
+    roles_of,
     value_at,
 )
-from gspo_services.tasks.environments.maths.rows import read_question
+from gspo_services.tasks.environments.maths.rows import TYPE_KEYS, read_question, typed_by_row
 
 __all__ = [
     "AUTO",
     "GSM8K_MARKER",
     "LAST_MESSAGE",
+    "TYPE_KEYS",
     "AnswerForms",
     "Columns",
     "ComparesAnswers",
@@ -35,6 +39,7 @@ __all__ = [
     "Mathematics",
     "QuestionLayout",
     "Questions",
+    "ReadGold",
     "forms_of",
     "golds_of",
     "layout_of",
@@ -42,8 +47,11 @@ __all__ = [
     "messages_of",
     "questions_said_again",
     "read_question",
+    "roles_of",
     "said_answer",
     "stated_answer",
     "tasks_of_questions",
+    "typed_by_row",
     "value_at",
+    "vote_in",
 ]

@@ -14,6 +14,7 @@ ANSWER_LINE: Final = "Answer:"
 BOX: Final = "box"
 AUTO: Final = "auto"
 BOXED_PROMPT: Final = "Reason step by step, and put your final answer within \\boxed{}."
+CHOICE_PROMPT: Final = "Reason step by step, and put the letter of the right option within \\boxed{}."
 # DAPO: 'The last line of your response should be of the form Answer: $Answer'.
 _LINE: Final = re.compile(r"""answer:\s*\$answer|["'`\u201c]answer:""", re.IGNORECASE)
 _BY_SOURCE: Final = {
@@ -52,23 +53,27 @@ def marker_in(text: str, marker: str) -> str:
     return found[-1] if found else marker
 
 
-def system_prompt_of(prompt: Any, marker: str) -> str:
+def system_prompt_of(prompt: Any, marker: str, *, is_choice: bool = False) -> str:
     """The instruction that the prompt lacks; "" where it says itself how to answer."""
     if asked_form(prompt) is not None:
         return ""
-    return f"Solve the problem step by step. Give the final answer after {marker}" if marker else BOXED_PROMPT
+    if not marker:
+        return CHOICE_PROMPT if is_choice else BOXED_PROMPT
+    what = "letter of the right option" if is_choice else "final answer"
+    return f"Solve the problem step by step. Give the {what} after {marker}"
 
 
-def messages_of(prompt: Any, system_prompt: str, marker: str | None) -> list[ChatMessage]:
+def messages_of(prompt: Any, system_prompt: str, marker: str | None, *, is_choice: bool = False) -> list[ChatMessage]:
     """How a prompt, text or messages, is put to the policy: behind ``system_prompt``, unless that is "" or it has its own.
 
-    ``AUTO`` is the instruction that it lacks for ``marker``, and nothing where that is None: nobody compares the answer.
+    ``AUTO`` is the instruction that it lacks for ``marker``, and nothing where that is None: nobody compares the answer. Of
+    a multiple choice it asks for a letter.
     """
     asked: list[ChatMessage] = (
         chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
     )
     if system_prompt == AUTO:
-        system_prompt = "" if marker is None else system_prompt_of(prompt, marker)
+        system_prompt = "" if marker is None else system_prompt_of(prompt, marker, is_choice=is_choice)
     if not system_prompt or asked[0]["role"] == "system":
         return asked
     return [{"role": "system", "content": system_prompt}, *asked]

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from gspo.tasks.environments import Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
-from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
+from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote
 from gspo_services.tasks.environments.maths.conventions import marker_in, messages_of
 from gspo_services.tasks.environments.maths.final_answer import AnswerForm, stated_answer
-from gspo_services.tasks.environments.maths.golds import Questions, golds_of, tasks_of_questions
+from gspo_services.tasks.environments.maths.golds import Questions, ReadGold, golds_of, tasks_of_questions, vote_in
 from gspo_services.tasks.environments.maths.layouts import Columns
-from gspo_services.tasks.environments.maths.rows import name_in, read_question
+from gspo_services.tasks.environments.maths.rows import TYPE_KEYS, name_in, read_question, typed_by_row
 from gspo_services.tasks.environments.rows import plain_task
 from gspo_services.tasks.environments.sources import (
     OnBadRow,
@@ -46,11 +46,17 @@ class MathOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gold_marker: str = "auto"
     """What the row's answer stands behind in its column; "" takes all of it. "auto": behind #### where the rows have it,
     else in the last box, else all."""
+    choices_column: str = "auto"
+    """The options of a multiple choice, which are shown as A, B, ... and of which the gold names one. "auto" recognises the
+    layout; "": they are not shown."""
+    context_columns: tuple[str, ...] = ("auto",)
+    """Columns that are shown beside the question, such as a passage. ["auto"] recognises them; []: none."""
     task_columns: tuple[str, ...] = ()
     """More columns that go with the task, such as level or rating."""
     kind: GoldKind = "symbolic"
     """integer: whole numbers, however they are said (AIME). number: numbers, said as numbers. symbolic: whatever mathematics
-    writes, by what it means, so that 15 - 43 is -28: a policy that is asked for it learns to repeat it."""
+    writes, by what it means, so that 15 - 43 is -28: a policy that is asked for it learns to repeat it. expression, list,
+    text: as of dataset."""
     answer_form: AnswerForm | Literal["auto"] = "auto"
     """Where the policy states its answer: boxed, marked, or either. "auto": boxed, unless the row's prompt or its
     data_source asks for a marker (#### or Answer:)."""
@@ -86,22 +92,33 @@ class Mathematics(Environment):
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
-        questions = Questions("math environment", self._columns, self._task, self._options.kind, without_place)
-        return tasks_of_questions(questions, split, self._options)
+        options = self._options
+        questions = Questions(
+            "math environment", self._columns, self._task, options.kind, without_place, options.task_columns
+        )
+        return tasks_of_questions(questions, split, options)
 
-    def golds(self, tasks: TaskSource) -> Iterator[str]:
+    def golds(self, tasks: TaskSource) -> Iterator[ReadGold]:
         """The answers of ``tasks``."""
-        return golds_of(tasks)
+        return golds_of(tasks, self._options.kind)
 
     def start(self, task: Task, seed: int) -> Start:
         """Say the problem; nothing in this environment is random."""
         state: State = {"answer": task["answer"], "place": task["place"], "marker": task.get("answer_marker", "")}
-        return Start(state=state, messages=messages_of(task["prompt"], self._options.system_prompt, self._marker(task)))
+        state |= {key: task[key] for key in TYPE_KEYS if key in task}
+        marker = self._marker(task)
+        return Start(
+            state=state,
+            messages=messages_of(task["prompt"], self._options.system_prompt, marker, is_choice="options" in task),
+        )
 
     @property
     def _columns(self) -> Columns:
         options = self._options
-        return Columns(options.problem_column, options.answer_column, "problem_column", gold_marker=options.gold_marker)
+        return Columns(
+            options.problem_column, options.answer_column, "problem_column", gold_marker=options.gold_marker,
+            choices=options.choices_column, context=options.context_columns,
+        )  # fmt: skip
 
     def _marker(self, said: Task) -> str:
         """What the policy's answer stands behind; "" for a box. ``said``: a task, or the state of its episode."""
@@ -122,7 +139,8 @@ class Mathematics(Environment):
         options = self._options
         arguments: State = {
             "gold": state["answer"], "answer": self._stated(state, action),
-            "kind": options.kind, "place": state["place"], "cpu_s": options.cpu_s,
+            "kind": state.get("kind", options.kind), "place": state["place"], "cpu_s": options.cpu_s,
+            "options": state.get("options", []),
         }  # fmt: skip
         deadline_s = max(LEAST_DEADLINE_S, DEADLINE_OVER_CPU * options.cpu_s)
         job = RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
@@ -130,8 +148,7 @@ class Mathematics(Environment):
 
     def answer(self, task: Task, action: str) -> str | None:
         """The stated answer, in one spelling."""
-        said = self._stated(task, action)
-        return None if said is None else vote_of(said) or None
+        return vote_in(task, self._stated(task, action))
 
     def is_same_answer(self, task: Task, one: str, other: str) -> bool:
         """Whether both mean the same."""
@@ -141,6 +158,7 @@ class Mathematics(Environment):
         options, place = self._options, f"{where.file}, {where.place}"
         question = read_question(record, self._columns, compared=True)
         task: Task = {"prompt": question.prompt, "answer": question.gold, "place": place}
+        task |= typed_by_row(question, options.kind)
         if question.marker:
             task["answer_marker"] = question.marker
         if name := name_in(record):

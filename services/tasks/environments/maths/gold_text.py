@@ -31,7 +31,7 @@ class GoldReading(NamedTuple):
 
 def gold_in(value: Any, reading: GoldReading) -> Gold:
     """The answer in the ``value`` of a column. Raises: ValueError that names the column and the value."""
-    several = _several(value) if reading.compared else value if isinstance(value, list) else None
+    several = _several(value) if reading.compared or isinstance(value, (list, dict)) else None
     if several is None:
         return _one(value, reading)
     if not several:
@@ -41,7 +41,14 @@ def gold_in(value: Any, reading: GoldReading) -> Gold:
 
 
 def _several(value: Any) -> list[Any] | None:
-    """The answers of a list, or of a JSON text of a list of texts; None for one answer, such as the interval [0, 1]."""
+    """The answers of a list, of SQuAD's and TriviaQA's maps of them, or of a JSON text of a list of texts; both words for a
+    truth value (BoolQ). None for one answer, such as the interval [0, 1]."""
+    if isinstance(value, bool):
+        return ["yes", "true"] if value else ["no", "false"]
+    if isinstance(value, dict) and isinstance(value.get("value"), str) and isinstance(value.get("aliases"), list):
+        return [value["value"], *value["aliases"]]
+    if isinstance(value, dict):
+        value = value.get("text", value.get("spans"))
     if isinstance(value, list):
         return value
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -89,7 +96,9 @@ def _found(text: str, reading: GoldReading) -> str:
 
 def answer_text(value: Any, column: str) -> str:
     """Raises: ValueError for what is neither text nor a number, and for nothing."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (str, int, float)):
         raise ValueError(f'column "{column}" is {repr(value)[:100]}, not an answer')
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from gspo.tasks.environments import Plain, Split, Task, TaskSource
-from gspo.tasks.maths import GoldForm, GoldKind, fault_of, gold_kind, is_same_vote, said_again
+from gspo.tasks.maths import GoldForm, GoldKind, chosen, fault_of, gold_kind, is_same_vote, said_again, vote_of
 from gspo_services.tasks.environments.maths.conventions import messages_of
-from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
+from gspo_services.tasks.environments.maths.layouts import Columns, layout_of, roles_of
+from gspo_services.tasks.environments.maths.offered import LETTERS
+from gspo_services.tasks.environments.maths.rows import kind_in, options_in
 from gspo_services.tasks.environments.rows import num_characters
 from gspo_services.tasks.environments.sources import (
     MixedTasks,
@@ -33,10 +35,11 @@ class GoldCheck:
         self._faults: list[str] = []
         self._num_faults = 0
 
-    def require(self, gold: Plain, where: RowPlace) -> None:
+    def require(self, task: Task, where: RowPlace) -> None:
         """Take note of an answer that cannot be graded, for ``finish``. Raises: ValueError where such rows are left out, and
         for rows that come after ``finish``."""
-        faults = (fault_of(each, self._kind) for each in golds_in(gold))
+        kind, options = kind_in(task, self._kind), options_in(task)
+        faults = (fault_of(each, kind, options) for each in golds_in(task["answer"]))
         fault = next((fault for fault in faults if fault), None)
         if fault and not self._collects:
             raise ValueError(fault)
@@ -81,6 +84,8 @@ class Questions(NamedTuple):
     """What an answer is; None where nobody compares it, so that neither it nor another is wrong."""
     content: Callable[[Task], object] = lambda task: task
     """As ``TaskReading.content``."""
+    used: tuple[str, ...] = ()
+    """Columns that go with the task."""
 
 
 def tasks_of_questions(questions: Questions, split: Split, options: QuestionOptions) -> MixedTasks:
@@ -90,13 +95,15 @@ def tasks_of_questions(questions: Questions, split: Split, options: QuestionOpti
     def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
         task = questions.task(record, where)
         if golds is not None:
-            golds.require(task["answer"], where)
+            golds.require(task, where)
         return task, num_characters(task["prompt"])
 
+    used = (*questions.used, *filter(None, (options.id_column, options.filter.pass_rate_column)))
     reading = TaskReading(
         task_of, options.on_bad_row, options.id_column, options.filter, content=questions.content,
         same_answer=is_same_gold if golds is not None else None,
         layout=lambda record: str(layout_of(record, questions.columns)),
+        roles=lambda record: roles_of(layout_of(record, questions.columns), used),
     )  # fmt: skip
     tasks = tasks_of_split(questions.whose, split, options, reading)
     if golds is not None:
@@ -111,11 +118,29 @@ def is_same_gold(one: Plain, other: Plain) -> bool:
     return all(map(any, same)) and all(map(any, zip(*same, strict=True)))
 
 
+def vote_in(task: Task, said: str | None) -> str | None:
+    """An answer as a vote for it: of a multiple choice the letter. None for no answer."""
+    place = chosen(said, options) if said is not None and (options := options_in(task)) else None
+    return None if said is None else LETTERS[place] if place is not None else vote_of(said) or None
+
+
+class ReadGold(NamedTuple):
+    """An answer, and what it is read as."""
+
+    text: str
+    form: GoldForm
+
+
+_FORM_OF_KIND: Final[dict[GoldKind, GoldForm]] = {
+    "text": "words", "countdown": "countdown", "number": "number", "integer": "number"
+}  # fmt: skip
+
+
 @runtime_checkable
 class ComparesAnswers(Protocol):
     """An environment that compares answers of a data set as mathematics."""
 
-    def golds(self, tasks: TaskSource) -> Iterator[str]:
+    def golds(self, tasks: TaskSource) -> Iterator[ReadGold]:
         """The answers of ``tasks``; none where a reward of the user grades."""
         ...
 
@@ -125,10 +150,17 @@ def golds_in(answer: Plain) -> list[str]:
     return [str(each) for each in answer] if isinstance(answer, list) else [str(answer)]
 
 
-def golds_of(tasks: TaskSource) -> Iterator[str]:
-    """The answers of ``tasks``; several of one task one after the other."""
+def golds_of(tasks: TaskSource, kind: GoldKind) -> Iterator[ReadGold]:
+    """The answers of ``tasks``, whose kind is ``kind`` unless their rows say another; several of one task one after the
+    other. Of a multiple choice it is the letter with its text."""
     for index in range(tasks.num_tasks or 0):
-        yield from golds_in(tasks.task(index)["answer"])
+        task = tasks.task(index)
+        if options := options_in(task):
+            letter = str(task["answer"])
+            yield ReadGold(f"{letter}. {options[LETTERS.index(letter)]}", "choice")
+            continue
+        form = _FORM_OF_KIND.get(kind_in(task, kind))
+        yield from (ReadGold(gold, form or gold_kind(gold)) for gold in golds_in(task["answer"]))
 
 
 def questions_said_again(tasks: TaskSource, kind: GoldKind, most: int) -> list[str]:
@@ -146,11 +178,10 @@ class AnswerForms(NamedTuple):
     """Some of each."""
 
 
-def forms_of(golds: Iterable[str]) -> AnswerForms:
+def forms_of(golds: Iterable[ReadGold]) -> AnswerForms:
     """How many of ``golds``, which have no fault, are read as what."""
     found = AnswerForms({}, {})
-    for gold in golds:
-        form = gold_kind(gold)
+    for gold, form in golds:
         found.numbers[form] = found.numbers.get(form, 0) + 1
         examples = found.examples.setdefault(form, [])
         if len(examples) < MOST_NAMED and gold not in examples:

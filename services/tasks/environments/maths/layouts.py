@@ -12,6 +12,9 @@
 | chat | messages that end with the assistant's answer | OpenAI's and ShareGPT's forms |
 | question and answer | one of each kind below: AIME, MATH-500, DeepScaleR, Big-Math, TRL | huggingface/lighteval, trl |
 | conversation and answer | the same, and the prompt is messages | huggingface/trl: dataset formats |
+| multiple choice | a question, its options (offered.py), which one is right | EleutherAI/lm-evaluation-harness: tasks |
+| Countdown | nums, target | Jiayi-Pan/TinyZero: examples/data_preprocess/countdown.py |
+| reading | a question, what it is about (passages.py), an answer | the same |
 """
 
 from __future__ import annotations
@@ -19,16 +22,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gspo_services.tasks.environments.sources import column_of
+from gspo_services.tasks.environments.maths.offered import CHOICE_GOLDS, Offered, offered_in, place_of
+from gspo_services.tasks.environments.maths.passages import INPUT, passage_columns
+from gspo_services.tasks.environments.sources import Roles, column_of
 
 PROMPT_COLUMNS: Final = ("question", "Question", "problem", "Problem", "prompt", "instruction", "query", "input")
+OTHER_PROMPTS: Final = ("question_stem", "puzzle", "ctx", "goal", "sentence")
+"""They ask where none of the others is there."""
 CHAT_COLUMNS: Final = ("messages", "conversations", "conversation")
 ANSWER_COLUMNS: Final = (
     "answer", "Answer", "final_answer", "expected_answer", "reference_answer", "ground_truth", "gold", "target", "label",
 )  # fmt: skip
 SOLUTION_COLUMNS: Final = ("solution", "Solution", "completion", "output", "response")
 """They may hold a whole solution, at whose end the answer stands."""
+SPAN_COLUMNS: Final = ("answers", "answers_spans")
+"""SQuAD's and DROP's: several of which each is right."""
 NESTED_ANSWERS: Final = (("reward_model", "verl"), ("reward_spec", "SkyRL"))
+OLYMPIAD_COLUMNS: Final = ("context", "unit")
+COUNTDOWN_COLUMNS: Final = ("nums", "target")
 LAST_MESSAGE: Final = "the last message"
 GSM8K_MARKER: Final = "####"
 
@@ -40,6 +51,15 @@ class QuestionLayout(NamedTuple):
     prompt: str
     answer: str
     """A column, ``LAST_MESSAGE``, or "" for a row without an answer."""
+    context: tuple[str, ...] = ()
+    """Columns that are shown beside the question."""
+    offered: Offered | None = None
+    """The options of a multiple choice."""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns that the policy sees."""
+        return (*self.context, self.prompt, *(self.offered.columns if self.offered else ()))
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(filter(None, (self.prompt, self.answer)))})"
@@ -55,13 +75,57 @@ class Columns(NamedTuple):
     answer_option: str = "answer_column"
     gold_marker: str = "auto"
     needs_answer: bool = True
+    choices: str = "auto"
+    context: tuple[str, ...] = ("auto",)
+    """See ``offered_in`` and ``passage_columns``."""
 
 
 def layout_of(record: Mapping[str, Any], columns: Columns) -> QuestionLayout:
     """Raises: ValueError for a row that no layout fits, or two; the text names the option that decides."""
+    if not (columns.prompt or columns.answer) and is_countdown(record):
+        return QuestionLayout("Countdown", *COUNTDOWN_COLUMNS)
     prompt = columns.prompt or _prompt_column(record, columns)
-    answer = columns.answer or _answer_column(record, prompt, columns)
-    return QuestionLayout(_name(record, prompt, answer, columns), prompt, answer)
+    offered = offered_in(record, columns.choices)
+    answer = columns.answer or (_right_option(record, offered) if offered else "") or _answer_column(record, prompt, columns)
+    name = _name(record, prompt, answer, columns)
+    context = () if name == "OlympiadBench" else passage_columns(record, prompt, columns.context)
+    if name in _PLAIN_NAMES and (offered or (context and answer)):
+        name = "multiple choice" if offered else "reading"
+    return QuestionLayout(name, prompt, answer, context, offered)
+
+
+def roles_of(layout: QuestionLayout, used: tuple[str, ...] = ()) -> Roles:
+    """What becomes of the columns of a row that is laid out so. ``used``: those that go with the task."""
+    gold = layout.prompt if layout.answer == LAST_MESSAGE else layout.answer
+    beside = OLYMPIAD_COLUMNS if layout.name == "OlympiadBench" else ()
+    return Roles((*layout.shown, *beside), (gold,), used)
+
+
+_PLAIN_NAMES: Final = ("question and answer", "question")
+
+
+def _right_option(record: Mapping[str, Any], offered: Offered) -> str:
+    """The column that says which option is right; "" where none does. Raises: ValueError for two that contradict."""
+    if offered.right is not None:
+        return offered.columns[0]
+    found: dict[str, int] = {}
+    for name in _there(record, CHOICE_GOLDS):
+        try:
+            found[name] = place_of(record[name], name, offered)
+        except ValueError:
+            # It may say something else; the last one is refused by its name if none names an option.
+            continue
+    if len({*found.values()}) > 1:
+        raise ValueError(f"columns {' and '.join(found)} name different options: say in answer_column which one is right")
+    return next(iter(found), "")
+
+
+def is_countdown(record: Mapping[str, Any]) -> bool:
+    """Whether a row is numbers and a target, and asks nothing in words."""
+    if _there(record, (*PROMPT_COLUMNS, *CHAT_COLUMNS)):
+        return False
+    numbers, target = (record.get(name) for name in COUNTDOWN_COLUMNS)
+    return isinstance(numbers, list) and isinstance(target, int) and all(isinstance(each, int) for each in numbers)
 
 
 def is_marked(value: object) -> bool:
@@ -70,7 +134,9 @@ def is_marked(value: object) -> bool:
 
 
 def _prompt_column(record: Mapping[str, Any], columns: Columns) -> str:
-    found = _there(record, PROMPT_COLUMNS) or _there(record, CHAT_COLUMNS)
+    found = _there(record, PROMPT_COLUMNS) or _there(record, CHAT_COLUMNS) or _there(record, OTHER_PROMPTS)[:1]
+    if tuple(found) == INPUT:
+        return INPUT[0]
     # One that is empty is named as such later.
     found = found or [name for name in (*PROMPT_COLUMNS, *CHAT_COLUMNS) if name in record][:1]
     if len(found) == 1:
@@ -88,7 +154,7 @@ def _answer_column(record: Mapping[str, Any], prompt: str, columns: Columns) -> 
         inner = record.get(outer)
         if isinstance(inner, dict) and "ground_truth" in inner:
             return f"{outer}.ground_truth"
-    groups = [[name for name in names if name != prompt] for names in (ANSWER_COLUMNS, SOLUTION_COLUMNS)]
+    groups = [[name for name in names if name != prompt] for names in (ANSWER_COLUMNS, SOLUTION_COLUMNS, SPAN_COLUMNS)]
     found = next(filter(None, (_there(record, names) for names in groups)), [])
     if not found and isinstance(record.get(prompt), list) and ends_with_answer(record[prompt]):
         return LAST_MESSAGE
@@ -102,7 +168,7 @@ def _answer_column(record: Mapping[str, Any], prompt: str, columns: Columns) -> 
         )
     if not columns.needs_answer:
         return ""
-    known = " or ".join((*ANSWER_COLUMNS, *SOLUTION_COLUMNS))
+    known = " or ".join((*ANSWER_COLUMNS, *SOLUTION_COLUMNS, *SPAN_COLUMNS))
     raise ValueError(f"no column {known}: there are {_names(record)} ({columns.answer_option} says which to use)")
 
 

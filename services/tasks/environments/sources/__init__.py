@@ -1,5 +1,6 @@
 """Tasks from files and folders: rows of several formats, filters, identities, and several sources with weights."""
 
+from gspo_services.tasks.environments.sources.accounting import Accounting, ColumnUse, Roles
 from gspo_services.tasks.environments.sources.columns import chat_messages, column_of
 from gspo_services.tasks.environments.sources.files import as_mapping, row_at, rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
@@ -21,8 +22,11 @@ from gspo_services.tasks.environments.sources.shards import files_of
 __all__ = [
     "READING",
     "UTF8_MARK",
+    "Accounting",
+    "ColumnUse",
     "MixedTasks",
     "OnBadRow",
+    "Roles",
     "RowFilter",
     "RowPlace",
     "SourceOptions",

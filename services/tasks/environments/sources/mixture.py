@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -13,6 +13,7 @@ import structlog
 
 from gspo.tasks.environments import Plain, Split, Task
 from gspo_services.shared.runtime.paths import expanded
+from gspo_services.tasks.environments.sources.accounting import Accounting, ColumnUse, Roles
 from gspo_services.tasks.environments.sources.files import as_mapping, rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
 from gspo_services.tasks.environments.sources.identity import (
@@ -89,6 +90,8 @@ class TaskReading(NamedTuple):
     other."""
     layout: Callable[[dict[str, Any]], str] = lambda record: ""
     """How a row is laid out, for people; all rows of a source are alike. It raises ValueError as ``task`` does."""
+    roles: Callable[[Mapping[str, Any]], Roles] | None = None
+    """The columns of a row that are used; None where every task is its whole row. It raises ValueError as ``task`` does."""
     split: Split = "train"
     """The shards of a folder that are read."""
 
@@ -101,6 +104,7 @@ class _Adding:
     keys: set[int] = field(default_factory=set)
     layout: str | None = None
     laid_out_at: str = ""
+    columns: Accounting | None = None
     num_bad: int = 0
     num_filtered: int = 0
     num_repeated: int = 0
@@ -119,6 +123,8 @@ class MixedTasks:
         """The sources as they were read at the start."""
         self.layouts: list[str] = []
         """How the rows of each path are laid out, as far as that was recognised."""
+        self.columns: list[ColumnUse] = []
+        """What became of the columns of each path, where rows are not taken whole."""
         self.num_repeated = 0
         """Rows that are tasks of rows before them."""
 
@@ -153,7 +159,8 @@ class MixedTasks:
         Raises: ValueError, with the file, the place and what is wrong, for a bad row (unless they are skipped), for one that
         contradicts another, for a file that cannot be read, and when no row is left.
         """
-        mark, adding, reading = self._known.mark(), _Adding(), self._reading
+        mark, reading = self._known.mark(), self._reading
+        adding = _Adding(columns=Accounting(reading.roles) if reading.roles else None)
         try:
             said = time.monotonic()
             for number, (file, place, record) in enumerate(rows_of(path, reading.split)):
@@ -179,6 +186,8 @@ class MixedTasks:
         self.num_repeated += adding.num_repeated
         if adding.layout:
             self.layouts.append(adding.layout)
+        if adding.columns is not None:
+            self.columns.append(adding.columns.use)
         log.info(
             "dataset_loaded", path=str(path), num_rows=len(adding.rows), num_skipped=adding.num_bad,
             num_filtered=adding.num_filtered, num_repeated=adding.num_repeated, layout=adding.layout or "",
@@ -201,6 +210,8 @@ class MixedTasks:
                 f"it is laid out as {layout}, and the row at {adding.laid_out_at} as {adding.layout}: put the two into "
                 "sources of their own, or name the columns in the options"
             )
+        if adding.columns is not None:
+            adding.columns.take(mapping)
         found = reading.task(mapping, where)
         if found is None or not reading.filter.keeps(mapping, found[1]):
             adding.num_filtered += 1

@@ -20,8 +20,8 @@ def test_the_answers_are_counted_by_what_they_are_read_as(project: Project, name
     assert (found["eval answers"].status, found["eval answers"].text) == ("ok", "8 read: 8 numbers")
     assert found["train answers"].status == "note"
     assert found["train answers"].text == (
-        "6 read: 2 numbers, 1 expressions, 1 words, 1 pairs and intervals, 1 for math-verify alone; words: \\text{Evelyn}; "
-        "for math-verify alone: \\sum_{n=1}^5 n"
+        "6 read: 2 numbers, 1 expressions, 1 words, 1 pairs and intervals, 1 for math-verify alone; expressions: 4\\pi; "
+        "words: \\text{Evelyn}; pairs and intervals: (0, 1]; for math-verify alone: \\sum_{n=1}^5 n"
     )
 
 

@@ -47,7 +47,7 @@ def test_layouts_of_public_sets(tmp_path: Path, row: dict[str, Any], answer: str
     ("row", "options", "says"),
     [
         ({"answer": "1"}, {}, "or conversation: there are answer (problem_column says which to use)"),
-        ({"problem": "P"}, {}, "or response: there are problem (answer_column says which to use)"),
+        ({"problem": "P"}, {}, "or answers_spans: there are problem (answer_column says which to use)"),
         ({"problem": "P", "solution": "It is 7."}, {}, 'column "solution" has no \\boxed{...} with an answer'),
         ({"problem": "P", "answer": ""}, {}, 'column "answer" is empty: the row has no answer'),
         ({"problem": "P", "answer": None}, {}, 'column "answer" is None, not an answer'),
