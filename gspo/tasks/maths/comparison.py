@@ -81,13 +81,18 @@ def typed(gold: Reading) -> Reading:
     match gold:
         case Quantity(text=text) if _LETTERS.fullmatch(text) and not _FUNCTION.search(text) and _num_letters(text) > 1:
             return Words(text)
-        case Quantity(text=text) if _CODE.fullmatch(text):
+        case Quantity(text=text) if is_code(text):
             return Words(text)
         case Several() | Bracketed() | Ratio() | Union() | Relation():
             return replace(gold, items=tuple(typed(each) for each in gold.items))
         case Matrix():
             return Matrix(tuple(tuple(typed(each) for each in row) for row in gold.rows))
     return gold
+
+
+def is_code(text: str) -> bool:
+    """Whether ``text`` is numbers that are not calculated with, such as 98-95 and 1-2-3."""
+    return _CODE.fullmatch(text) is not None
 
 
 def _num_letters(text: str) -> int:

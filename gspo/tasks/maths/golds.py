@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from gspo.tasks.maths import values
 from gspo.tasks.maths.chosen import chosen
-from gspo.tasks.maths.comparison import is_symbolic, same, typed
+from gspo.tasks.maths.comparison import is_code, is_symbolic, same, typed
 from gspo.tasks.maths.countdown import is_countdown
 from gspo.tasks.maths.dates import day_in
 from gspo.tasks.maths.exact import exact
@@ -132,7 +132,7 @@ def _form(reading: Reading) -> GoldForm:
         return "beyond"
     match reading:
         case Words():
-            return "beyond" if is_symbolic(reading.text) else "words"
+            return "beyond" if is_symbolic(reading.text) and not is_code(reading.text) else "words"
         case Quantity():
             return "expression" if values.names_in(reading.node) or re.search(r"\\|\^", reading.text) else "number"
         case Several() | Ratio():

@@ -32,9 +32,9 @@ def _tokens(text: str) -> list[str | Fraction]:
         .replace("\u2019", "")
     )
     tokens = _TOKEN.findall(text.casefold())
-    without = [token for token in tokens if token not in _ARTICLES]
-    # "A" may be the answer.
-    return [_valued(token) for token in without or tokens]
+    # Not the A of A-C-B, nor of vitamin A: an article stands before a word.
+    followed = zip(tokens, [*tokens[1:], ""], strict=True)
+    return [_valued(token) for token, after in followed if token not in _ARTICLES or len(after) < 2]
 
 
 def _valued(token: str) -> str | Fraction:

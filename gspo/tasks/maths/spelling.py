@@ -63,7 +63,8 @@ _FUNCTIONS: Final = (
     "exp", "sqrt",
 )  # fmt: skip
 _SAYING: Final = re.compile(
-    r"^\"?\s*(?:(?:the|my|final|correct)\s+)*(?:answer|solution|result)(?:\s+is\b|\s*[:=])\s*:?\s*(?:\"\s*|(?=[^\"]*$))",
+    r"^(?P<quote>\")?\s*(?:(?:the|my|final|correct)\s+)*(?:answer|solution|result)(?:\s+is\b|\s*[:=])\s*:?\s*"
+    r"(?(quote)\"\s*)",
     re.IGNORECASE,
 )
 _LABEL: Final = re.compile(
@@ -197,6 +198,9 @@ def _trimmed(text: str) -> str:
         text = text.rstrip("\\" + _ROW_END)
         if text.startswith("{") and text.endswith("}") and not text.endswith("\\}") and _is_one_group(text):
             text = text[1:-1]
+        for box in ("\\boxed", "\\fbox"):
+            if text.startswith(box + "{") and text.endswith("}") and _is_one_group(text.removeprefix(box)):
+                text = text[len(box) + 1 : -1]
         if text == before:
             return text
 
