@@ -1,6 +1,7 @@
 """Reward functions that misbehave, each in its own way. Reward workers import them by name."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import socket
@@ -179,6 +180,13 @@ def write_in_scratch(num_bytes: int) -> dict[str, float]:
     with open(folder / "file", "wb", buffering=0) as file:
         written = file.write(bytes(num_bytes))
     return {"found": float(found), "written": float(written), "named": float(os.environ["GSPO_SCRATCH"] == str(folder))}
+
+
+def share_a_queue() -> float:
+    """What processes share is a file; graders of programs share queues."""
+    queue = multiprocessing.Queue()
+    queue.close()
+    return 1.0
 
 
 def daemonise() -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import inspect
 import os
 import queue
@@ -19,7 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import msgpack
 
@@ -28,10 +29,13 @@ from gspo_services.tasks.reward_worker.failures import described, import_failure
 from gspo_services.tasks.reward_worker.forms import FORMS, NoRewardError, called_with, require_fitting
 from gspo_services.tasks.reward_worker.groups import arguments_of, group_outcome, require_comparison
 from gspo_services.tasks.reward_worker.isolation import isolate
-from gspo_services.tasks.worker.failures import is_a
+from gspo_services.tasks.worker.failures import cut, is_a
 from gspo_services.tasks.worker.frames import FrameSocket
 from gspo_services.tasks.worker.limits import allow_cpu
 from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, outcome_of
+
+_ERRNO: Final = OSError.__dict__["errno"].__get__
+"""Not the attribute of a class of the user's, which may do anything."""
 
 
 def find_function(path: str) -> Callable[..., Any]:
@@ -86,7 +90,14 @@ def grade(
 def _failure(error: BaseException) -> dict[str, Any]:
     if is_a(error, MemoryError):
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
-    return {"failure": "raised", "detail": described(error)}
+    return {"failure": "raised", "detail": cut(_way_out(error) + described(error))}
+
+
+def _way_out(error: BaseException) -> str:
+    """How a function may write what it needs: queues, locks and pools of processes are files, too. "" for other errors."""
+    if os.environ.get("GSPO_SCRATCH") or not is_a(error, OSError) or _ERRNO(error) != errno.EFBIG:
+        return ""
+    return "no file may grow, and what processes share is files: set reward.scratch = true; "
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -147,6 +147,13 @@ async def test_each_job_has_a_scratch_folder_of_its_own_which_is_gone_after_it()
     assert set(os.listdir(tempfile.gettempdir())) == before
 
 
+async def test_a_reward_that_shares_files_with_its_processes_is_told_the_way() -> None:
+    refused = await graded(job("share_a_queue"))
+    assert (refused.reward, refused.failure) == (None, "raised")
+    assert refused.detail.startswith("no file may grow, and what processes share is files: set reward.scratch = true; OSE")
+    assert (await graded(job("share_a_queue"), scratch=True)).reward == 1.0
+
+
 async def test_the_network_is_there_when_it_is_allowed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         result = await graded(job("connect", host="127.0.0.1", port=server.getsockname()[1]), network=True)
