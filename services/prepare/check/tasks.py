@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from gspo_services.prepare.check.code import CodeReport
@@ -57,6 +58,13 @@ def _tokenizer(situation: Situation, part: Mapping[str, Any] | None) -> Iterator
 def _template(part: Mapping[str, Any] | None) -> Iterator[Finding]:
     if part is None:
         return
+    if part.get("reads_clock"):
+        today = datetime.now().strftime("%d %b %Y")
+        yield Finding(
+            check="chat template", status="warn", basis="tried",
+            text="it writes the date of the day: prompts of one task differ from day to day, and after a resume",
+            way_out=f'pin it for the whole run: model.template_arguments = {{ date_string = "{today}" }}',
+        )  # fmt: skip
     if "refuses" in part or not part["keeps_answers"]:
         text = str(part.get("refuses", "it drops what the assistant said"))
         yield Finding(

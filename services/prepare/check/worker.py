@@ -122,6 +122,7 @@ def _template_facts(tokenizer: ChatTokenizer) -> dict[str, Any]:
     except TokenizerError as error:
         return {"refuses": str(error)}
     facts: dict[str, Any] = {"opens_answers": opens, "takes_system": _takes_system(tokenizer)}
+    facts["reads_clock"] = tokenizer.template.reads_clock(tokenizer.template_arguments)
     try:
         said = {"role": "assistant", "content": SENTINEL}
         facts["keeps_answers"] = SENTINEL in tokenizer.render([user, said], add_generation_prompt=False)

@@ -5,6 +5,8 @@ compares the two.
 """
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -72,3 +74,16 @@ def _raise(message: str) -> NoReturn:
 def _now(pattern: str) -> str:
     # Without a time zone, as transformers has it.
     return datetime.now().strftime(pattern)
+
+
+def pinned_day(arguments: Mapping[str, Any]) -> datetime | None:
+    """The day that ``date_string`` among a template's variables says, as Llama 3 writes it (26 Jul 2024) or as 2024-07-26.
+
+    It is what ``strftime_now`` tells every template: Granite's has no variable of its own for it.
+    """
+    said = arguments.get("date_string")
+    for form in ("%d %b %Y", "%d %B %Y", "%B %d, %Y", "%Y-%m-%d"):
+        if isinstance(said, str):
+            with suppress(ValueError):
+                return datetime.strptime(said.strip(), form)
+    return None

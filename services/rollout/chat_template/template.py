@@ -1,13 +1,14 @@
 """A model's chat template: conversations to text, in the form in which this template takes messages."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from gspo_services.rollout.chat_template.errors import TokenizerError
 from gspo_services.rollout.chat_template.files import DEFAULT, WITH_TOOLS, read_templates
-from gspo_services.rollout.chat_template.language import compile_template
+from gspo_services.rollout.chat_template.language import compile_template, pinned_day
 from gspo_services.rollout.chat_template.messages import for_template, with_parts, with_text_arguments
 
 Messages = Sequence[Mapping[str, Any]]
@@ -71,7 +72,9 @@ class ChatTemplate:
     ) -> str:
         """Render messages as they are, as ``apply_chat_template`` of transformers does. Raises: TokenizerError."""
         name = WITH_TOOLS if tools and WITH_TOOLS in self._compiled else DEFAULT
-        values: dict[str, Any] = {**self._specials, **arguments}
+        day = pinned_day(arguments)
+        values: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
+        values |= {**self._specials, **arguments}
         # As transformers has it: a template asks whether tools are none, not only whether they are defined.
         values |= {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
@@ -82,6 +85,24 @@ class ChatTemplate:
                 f"{self._texts[name].path}: the chat template refuses the conversation: {type(error).__name__}: {error}: "
                 "send messages that it takes, or use another template"
             ) from error
+
+    def reads_clock(self, arguments: Arguments = NO_ARGUMENTS) -> bool:
+        """Return whether prompts say which day it is: they differ from one day to the next unless ``arguments`` pin it."""
+        if pinned_day(arguments) is not None or "strftime_now" not in self.sources:
+            return False
+        asked: list[str] = []
+
+        def note(pattern: str) -> str:
+            asked.append(pattern)
+            return pattern
+
+        conversations: list[Messages] = [[{"role": "user", "content": "."}]]
+        conversations.append([{"role": "system", "content": "."}, *conversations[0]])
+        for messages in conversations:
+            for tools in ((), _TOOLS):
+                with suppress(TokenizerError):
+                    self.exactly(messages, tools, {**arguments, "strftime_now": note})
+        return bool(asked)
 
     @cached_property
     def _forms(self) -> list[Form]:

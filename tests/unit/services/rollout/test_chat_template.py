@@ -94,6 +94,40 @@ def test_the_time_is_that_of_the_machine_as_in_transformers(tmp_path: Path, monk
         time.tzset()
 
 
+LLAMA = (
+    "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}Today: {{ date_string }}|"
+)
+GRANITE = "{% if tools %}{{ strftime_now('%B %d, %Y') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "writes"),
+    [
+        (LLAMA, "26 Jul 2024", "Today: 26 Jul 2024|"), (LLAMA, "2024-07-26", "Today: 2024-07-26|"),
+        (GRANITE, "26 Jul 2024", "July 26, 2024"), (GRANITE, "2024-07-26", "July 26, 2024"),
+    ],
+)  # fmt: skip
+def test_a_date_among_the_variables_is_the_date_of_the_run(template: str, said: str, writes: str, tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", template + TURNS)
+    ours = ChatTokenizer(directory)
+    assert ours.template.reads_clock(ours.template_arguments)
+    pinned = ChatTokenizer(directory, {"date_string": said})
+    assert not pinned.template.reads_clock(pinned.template_arguments)
+    assert pinned.render([USER], tools=[TOOL]).startswith(writes + "<|user|>")
+
+
+def test_a_template_without_a_date_reads_no_clock(tmp_path: Path) -> None:
+    unread = "{% if false %}{{ strftime_now('%Y') }}{% endif %}"
+    for place, template in enumerate((TURNS, unread + TURNS)):
+        assert not ChatTokenizer(model(tmp_path / str(place), template)).template.reads_clock()
+
+
+def test_a_date_in_no_known_form_pins_only_what_takes_it_as_it_is(tmp_path: Path) -> None:
+    for place, (template, reads) in enumerate(((LLAMA, False), (GRANITE, True))):
+        ours = ChatTokenizer(model(tmp_path / str(place), template + TURNS), {"date_string": "one day"})
+        assert ours.template.reads_clock(ours.template_arguments) is reads
+
+
 def test_an_endless_generation_block_is_refused_with_its_line(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", "\n{% generation %}x")
     with pytest.raises(TokenizerError, match=r"chat_template.jinja: chat template line 2: .*endgeneration"):
