@@ -10,7 +10,7 @@ from gspo.tasks.maths import GoldForm, GoldKind, chosen, fault_of, gold_kind, is
 from gspo_services.tasks.environments.maths.conventions import messages_of
 from gspo_services.tasks.environments.maths.layouts import Columns, layout_of, roles_of
 from gspo_services.tasks.environments.maths.offered import LETTERS
-from gspo_services.tasks.environments.maths.rows import kind_in, options_in
+from gspo_services.tasks.environments.maths.rows import TYPE_KEYS, kind_in, options_in
 from gspo_services.tasks.environments.rows import num_characters
 from gspo_services.tasks.environments.sources import (
     MixedTasks,
@@ -166,7 +166,8 @@ def golds_of(tasks: TaskSource, kind: GoldKind) -> Iterator[ReadGold]:
 def questions_said_again(tasks: TaskSource, kind: GoldKind, most: int) -> list[str]:
     """The arithmetic in the prompts of the first ``most`` tasks that is graded right for them."""
     first = (tasks.task(index) for index in range(min(most, tasks.num_tasks or 0)))
-    asked = ((messages_of(task["prompt"], "", None)[-1]["content"], golds_in(task["answer"])) for task in first)
+    own = (task for task in first if not any(key in task for key in TYPE_KEYS))
+    asked = ((messages_of(task["prompt"], "", None)[-1]["content"], golds_in(task["answer"])) for task in own)
     return said_again(asked, kind)
 
 

@@ -122,10 +122,10 @@ def _right_option(record: Mapping[str, Any], offered: Offered) -> str:
 
 def is_countdown(record: Mapping[str, Any]) -> bool:
     """Whether a row is numbers and a target, and asks nothing in words."""
-    if _there(record, (*PROMPT_COLUMNS, *CHAT_COLUMNS)):
-        return False
     numbers, target = (record.get(name) for name in COUNTDOWN_COLUMNS)
-    return isinstance(numbers, list) and isinstance(target, int) and all(isinstance(each, int) for each in numbers)
+    if not (isinstance(numbers, list) and isinstance(target, int) and all(isinstance(each, int) for each in numbers)):
+        return False
+    return not _there(record, (*PROMPT_COLUMNS, *CHAT_COLUMNS))
 
 
 def is_marked(value: object) -> bool:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from gspo.tasks.maths import is_same_vote
@@ -78,6 +79,8 @@ def offered_in(record: Mapping[str, Any], column: str) -> Offered | None:
         if column not in record:
             raise ValueError(f'no column "{column}": there are {", ".join(sorted(map(str, record)))[:300]} (choices_column)')
         return None if _is_empty(record[column]) else _checked(_of_column(column, record[column]))
+    if not _may_offer(tuple(record)):
+        return None
     for name in OPTION_COLUMNS:
         if not _is_empty(record.get(name)):
             return _checked(_of_column(name, record[name]))
@@ -86,6 +89,14 @@ def offered_in(record: Mapping[str, Any], column: str) -> Offered | None:
         return _checked(_of_column("answers", record["answers"]))
     found = _with_wrong_ones(record) or _family(record)
     return None if found is None else _checked(found)
+
+
+@lru_cache(maxsize=256)
+def _may_offer(names: tuple[str, ...]) -> bool:
+    """Whether columns may hold options: rows of a file have the same ones, and most have none."""
+    there = {*names}
+    of_families = any({f"{stem}{end}" for end in ends[:2]} <= there for stem, ends, _ in _FAMILIES)
+    return of_families or not there.isdisjoint((*OPTION_COLUMNS, "answers", *(first for _, _, first in _CORRECT)))
 
 
 def place_of(gold: Any, column: str, offered: Offered) -> int:

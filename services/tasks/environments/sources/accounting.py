@@ -21,6 +21,10 @@ PARTS_OF_QUESTIONS: Final = (
     "instruction", "constraint", "schema", "html", "text", "sentence", "nums", "numbers",
 )  # fmt: skip
 """A column with such a word in its name, which is left out, may be a part of the question."""
+MOST_COLUMNS: Final = 1_000
+"""Of a source that are followed: rows may bring new ones without end."""
+MOST_SHOWN: Final = 40
+MOST_CHARS: Final = 60
 NO_PART: Final = ("solution", "rationale", "explanation", "supporting_facts", "output", "response", "completion")
 
 
@@ -44,11 +48,16 @@ class ColumnUse(NamedTuple):
     @property
     def suspicious(self) -> list[str]:
         """Those left out that look like a part of the question."""
-        return [name for name in self.left_out if looks_like_question(name)]
+        return [name for name in self.left_out if looks_like_question(name)][:MOST_SHOWN]
 
     def __str__(self) -> str:
         parts = zip(("shown", "gold", "metadata", "left out"), self, strict=True)
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+        return "; ".join(f"{what}: {_listed(names)}" for what, names in parts if names)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_SHOWN:,} more" if len(names) > MOST_SHOWN else ""
+    return ", ".join(name[:MOST_CHARS] for name in names[:MOST_SHOWN]) + more
 
 
 def looks_like_question(name: str) -> bool:
@@ -67,6 +76,8 @@ class Accounting:
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Take note of a row's columns; most rows bring nothing new. Raises: ValueError as ``roles`` does."""
+        if len(self._filled) >= MOST_COLUMNS:
+            return
         new = [name for name in record if name not in self._filled and record[name] not in (None, "", [], {})]
         if new:
             self._filled |= dict.fromkeys(new)

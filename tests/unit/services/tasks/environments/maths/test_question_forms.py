@@ -8,14 +8,14 @@ import pytest
 
 from gspo.tasks.environments import Environment, RewardJob
 from gspo.tasks.grading import grade_answer
-from gspo_services.tasks.environments import ColumnUse, MixedTasks, create_environment
+from gspo_services.tasks.environments import ColumnUse, MixedTasks, create_environment, questions_said_again
 from tests.support.files.question_forms import FORMS, MIXED
 
 
-def loaded(rows: list[Any], folder: Path, kind: str = "dataset", **options: Any) -> tuple[Environment, MixedTasks]:
+def loaded(rows: list[Any], folder: Path, name: str = "dataset", **options: Any) -> tuple[Environment, MixedTasks]:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    environment = create_environment(kind, {"train_path": str(path), **options})
+    environment = create_environment(name, {"train_path": str(path), **options})
     tasks = environment.tasks("train")
     assert isinstance(tasks, MixedTasks)
     return environment, tasks
@@ -156,3 +156,18 @@ def test_votes_for_an_option_are_one_vote(tmp_path: Path) -> None:
     environment, tasks = loaded([FORMS["MMLU"].row], tmp_path)
     said = ("B", "(B)", "Jupiter", "B. Jupiter")
     assert {environment.answer(tasks.task(0), f"\\boxed{{{each}}}") for each in said} == {"B"}
+
+
+def test_columns_without_end_are_counted_and_not_listed(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"{place}?", "answer": "1", **{f"c{place}_{number}": 1 for number in range(600)}} for place in range(4)
+    ]
+    use = use_of(loaded(rows, tmp_path)[1])
+    assert len(use.left_out) == 1_200
+    assert str(use).endswith(", c0_39 and 1,160 more")
+
+
+def test_options_are_options_whatever_the_kind_of_other_golds(tmp_path: Path) -> None:
+    environment, tasks = loaded([FORMS["MMLU"].row], tmp_path, kind="number")
+    assert graded(environment, tasks, "B") == 1.0
+    assert questions_said_again(tasks, "number", 10) == []
