@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -95,9 +97,15 @@ def _found(text: str, reading: GoldReading) -> str:
 
 
 def answer_text(value: Any, column: str) -> str:
-    """Raises: ValueError for what is neither text nor a number, and for nothing."""
+    """Raises: ValueError for what is neither text nor a number nor a date, and for nothing."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Decimal) and value.is_finite():
+        return f"{value:f}"
+    if isinstance(value, (date, time)):
+        # Parquet has dates as moments, too.
+        plain = value.date() if isinstance(value, datetime) and value.time() == time() else value
+        return str(plain).removesuffix(":00") if isinstance(value, (datetime, time)) else str(plain)
     if not isinstance(value, (str, int, float)):
         raise ValueError(f'column "{column}" is {repr(value)[:100]}, not an answer')
     if isinstance(value, float):

@@ -47,10 +47,20 @@ def _batched(path: Path, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Fou
     number = 0
     for batch in batches:
         step = _rows_at_once(batch.num_columns)
+        narrow = [field.name for field in batch.schema if str(field.type) in ("halffloat", "float")]
         for start in range(0, batch.num_rows, step):
             for record in batch.slice(start, step).to_pylist():
                 number += 1
+                for name in narrow:
+                    record[name] = _shortest(record[name])
                 yield FoundRow(path, f"row {number}", record)
+
+
+def _shortest(value: float | None) -> float | None:
+    """A float32 as it is written: 0.1, and not the float64 that is nearest to it, 0.10000000149011612."""
+    import numpy
+
+    return None if value is None else float(str(numpy.float32(value)))
 
 
 def _rows_at_once(num_columns: int) -> int:
