@@ -58,8 +58,9 @@ def read_question(record: dict[str, Any], columns: Columns, *, compared: bool) -
         return Question(COUNTDOWN_PROMPT.format(**record), made, None, False, kind="countdown")
     prompt = _prompt(record, layout, columns)
     passages = [] if layout.name == "OlympiadBench" else _passages(record, layout, prompt)
-    before = "\n\n".join(text for name, text in passages if name != INPUT[1])
-    prompt = _beside(before, prompt, "\n\n".join(text for name, text in passages if name == INPUT[1]))
+    if passages:
+        before = "\n\n".join(text for name, text in passages if name != INPUT[1])
+        prompt = _beside(before, prompt, "\n\n".join(text for name, text in passages if name == INPUT[1]))
     raw = _raw_gold(record, layout, columns)
     gold = _gold(raw, layout, columns, compared=compared)
     options: tuple[str, ...] = ()
@@ -93,6 +94,8 @@ def _gold(raw: Any, layout: QuestionLayout, columns: Columns, *, compared: bool)
 
 def _passages(record: Mapping[str, Any], layout: QuestionLayout, prompt: Any) -> list[tuple[str, str]]:
     """Columns and texts that the prompt does not have already. Raises: ValueError."""
+    if not layout.context:
+        return []
     asked = _text(prompt)
     found = [(name, passage_of(record[name], name)) for name in layout.context]
     return [(name, text) for name, text in found if text and text not in asked]
@@ -155,7 +158,9 @@ def options_in(task: Task) -> tuple[str, ...]:
 
 def kind_in(task: Task, kind: GoldKind) -> GoldKind:
     """What the gold of a task is: ``kind``, that of the environment, unless the row says another."""
-    found: GoldKind = msgspec.convert(task.get("kind", kind), GoldKind)
+    if "kind" not in task:
+        return kind
+    found: GoldKind = msgspec.convert(task["kind"], GoldKind)
     return found
 
 
