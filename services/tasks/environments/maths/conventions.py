@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gspo.tasks.environments import ChatMessage
+from gspo_services.tasks.environments.maths.final_answer import ANSWER_TAG
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER
 from gspo_services.tasks.environments.sources import chat_messages
 
@@ -30,7 +31,9 @@ def asked_form(prompt: Any) -> str | None:
         return ANSWER_LINE
     if GSM8K_MARKER in text:
         return GSM8K_MARKER
-    return BOX if "\\boxed" in text else None
+    if "\\boxed" in text:
+        return BOX
+    return ANSWER_TAG if ANSWER_TAG in text and "</answer>" in text else None
 
 
 def marker_of(record: Mapping[str, Any], prompt: Any) -> str | None:

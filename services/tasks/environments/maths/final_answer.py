@@ -10,6 +10,8 @@ from gspo.tasks.maths import MAX_ANSWER_CHARS, is_mathematics
 AnswerForm = Literal["boxed", "marked", "either"]
 """Where an answer stands: in \\boxed{...}; behind the marker, on the same line; in a box, or behind the marker without
 one."""
+ANSWER_TAG: Final = "<answer>"
+"""R1's and TinyZero's marker, which has an end."""
 _BOX: Final = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 MAX_BOXES: Final = 50
 """The last ones, which are looked at: a text of nothing but open boxes would take seconds."""
@@ -26,7 +28,7 @@ def stated_answer(text: str, form: AnswerForm, marker: str) -> str | None:
     if form != "marked":
         found = last_boxed(text)
     if found is None and form != "boxed" and marker in text:
-        found = text.rpartition(marker)[2].strip().partition("\n")[0].strip()
+        found = _behind(text, marker).partition("\n")[0].strip()
         # "Answer: \boxed{7}" and "Answer: $7$." mean 7.
         found = last_boxed(found) or found.rstrip(".$* ").lstrip("$* ")
     return found if found and len(found) <= MAX_ANSWER_CHARS else None
@@ -38,11 +40,17 @@ def said_answer(text: str, marker: str) -> str | None:
     It is what stands behind the marker; without one, what is in the last box; without either, what the last line says.
     """
     if marker and marker in text:
-        behind = text.rpartition(marker)[2].strip()
+        behind = _behind(text, marker)
         found = last_boxed(behind) or behind.partition("\n")[0].strip()
     else:
         found = last_boxed(text) or _said_in_prose(text)
     return found if found and len(found) <= MAX_ANSWER_CHARS else None
+
+
+def _behind(text: str, marker: str) -> str:
+    """What stands behind the last marker; between tags, what they hold."""
+    behind = text.rpartition(marker)[2]
+    return (behind.partition("</answer>")[0] if marker.lower() == ANSWER_TAG else behind).strip()
 
 
 def _said_in_prose(text: str) -> str:

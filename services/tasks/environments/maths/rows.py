@@ -19,6 +19,7 @@ from gspo_services.tasks.environments.maths.layouts import (
     Columns,
     QuestionLayout,
     ends_with_answer,
+    is_countdown,
     is_marked,
     layout_of,
 )
@@ -62,6 +63,9 @@ def read_question(record: dict[str, Any], columns: Columns, *, compared: bool) -
         before = "\n\n".join(text for name, text in passages if name != INPUT[1])
         prompt = _beside(before, prompt, "\n\n".join(text for name, text in passages if name == INPUT[1]))
     raw = _raw_gold(record, layout, columns)
+    if isinstance(raw, dict) and is_countdown({"nums": raw.get("numbers"), "target": raw.get("target")}):
+        made = countdown_gold(raw["target"], raw["numbers"])
+        return Question(prompt, made, marker_of(record, prompt), False, kind="countdown")
     gold = _gold(raw, layout, columns, compared=compared)
     options: tuple[str, ...] = ()
     if layout.offered is not None:

@@ -158,6 +158,23 @@ def test_votes_for_an_option_are_one_vote(tmp_path: Path) -> None:
     assert {environment.answer(tasks.task(0), f"\\boxed{{{each}}}") for each in said} == {"B"}
 
 
+TAGS = "Using the numbers [44, 19, 35], make 98. Return it in <answer> </answer> tags, as <answer> (1 + 2) / 3 </answer>."
+
+
+@pytest.mark.parametrize("kind", ["dataset", "math"])
+def test_a_prompt_of_tinyzero_has_its_answer_between_tags(kind: str, tmp_path: Path) -> None:
+    truth = {"ground_truth": {"numbers": [44, 19, 35], "target": 98}, "style": "rule"}
+    row = {"data_source": "countdown", "prompt": [{"role": "user", "content": TAGS}], "reward_model": truth}
+    environment, tasks = loaded([row], tmp_path, kind)
+    assert environment.start(tasks.task(0), 0).messages == row["prompt"]
+    said = {"<think>44+19</think>\n<answer> (44 + 19) + 35 </answer>": 1.0, "<answer>\n44+19+35\n</answer> Yes.": 1.0,
+            "<answer> 98 </answer>": 0.0, "<answer>44+19+36</answer>": 0.0, "44+19+34": 0.0}  # fmt: skip
+    for text, reward in said.items():
+        job = environment.step(environment.start(tasks.task(0), 0).state, text).reward
+        assert isinstance(job, RewardJob)
+        assert grade_answer(**job.arguments)["right"] == reward, text
+
+
 def test_columns_without_end_are_counted_and_not_listed(tmp_path: Path) -> None:
     rows = [
         {"question": f"{place}?", "answer": "1", **{f"c{place}_{number}": 1 for number in range(600)}} for place in range(4)
