@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from gspo.model.policy import load_policy
 from gspo.model.serving import serving_weights
+from gspo.model_files.configuration import read_config
 from gspo.model_files.text_model import TOWERS, text_model_of
 from gspo_services.learner.export import write_model
-from gspo_services.learner.start import read_model_config
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
 from gspo_services.rollout.weights.verify import Verifier
@@ -93,7 +93,7 @@ def test_the_text_model_is_that_of_the_whole_and_an_export_is_the_whole_with_it(
     for name, tensor in now.items():
         assert torch.equal(tensor, (after if text.owns(name) else before)[name]), name
     assert any(not text.owns(name) and not torch.equal(before[name], after[name]) for name in now)
-    assert read_model_config(result) == read_model_config(start)
+    assert read_config(result) == read_config(start)
     loaded, ids = whole_model(result), torch.arange(1, 40)[None]
     with torch.no_grad():
         assert torch.equal(loaded(input_ids=ids).logits, whole_model(trained)(input_ids=ids).logits)
