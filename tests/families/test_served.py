@@ -23,7 +23,7 @@ from gspo_services.rollout.weights.verify import Verification, Verifier
 from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.compared import CLOSE, largest_difference
 from tests.support.learner.tiny_model import checkpoint_tensors
-from tests.support.policy.families import CLOSE_OF, KIMI, SERVED, family_config, save_family, write_dropped
+from tests.support.policy.families import CLOSE_OF, KIMI, SERVED, save_family, write_dropped
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(900)]
@@ -75,7 +75,7 @@ async def test_a_server_computes_what_the_learner_does_before_and_after_an_updat
         model_path=tmp_path / "first",
         log_path=tmp_path / "server.log",
         max_total_tokens=4096,
-        extra_args=("--enable-return-routed-experts",) if mixture_of(family_config(kind)) else (),
+        extra_args=("--enable-return-routed-experts",) if mixture_of(read_config(tmp_path / "first")) else (),
     )
     close, routed = CLOSE_OF.get(kind, CLOSE), None
     if options.extra_args:
