@@ -9,18 +9,14 @@ What is not finished lies beside its destination under another name, on the same
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
     "discard_directory",
     "flush_file",
     "make_partial_directory",
-    "only_writer",
     "partial_path",
     "publish_directory",
     "remove_leftovers",
@@ -39,30 +35,13 @@ def partial_path(destination: Path) -> Path:
 def make_partial_directory(destination: Path) -> Path:
     """Make ``partial_path(destination)``, empty, and its parents: what an interrupted writer left there is removed.
 
-    A destination has one writer at a time (``only_writer``). Raises: OSError.
+    A destination has one writer at a time: whoever calls sees to that. Raises: OSError.
     """
     partial = partial_path(destination)
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     return partial
-
-
-@contextmanager
-def only_writer(directory: Path, busy: Exception) -> Iterator[None]:
-    """Lock a directory that exists, for the block. The lock ends with the process, however that ends.
-
-    Raises: ``busy`` when another has it; OSError.
-    """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise busy from error
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def remove_leftovers(parent: Path) -> None:
