@@ -48,6 +48,16 @@ def restore_rotary_frequencies(model: Any) -> None:
             module._buffers[name] = buffer
 
 
+def follow_configured_epsilon(model: Any) -> None:
+    """Give the norms of latent attention the ``rms_norm_eps`` of the configuration, as engines do.
+
+    transformers leaves theirs at 1e-6, which GLM-4.7-Flash's 1e-5 is not (SGLang: DeepseekV2AttentionMLA).
+    """
+    for name, module in model.named_modules():
+        if name.endswith((".q_a_layernorm", ".kv_a_layernorm")):
+            module.variance_epsilon = model.config.rms_norm_eps
+
+
 def prepare_policy(
     model: Any,
     *,
@@ -80,6 +90,7 @@ def prepare_policy(
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     by_rows(model)
+    follow_configured_epsilon(model)
     attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens, float32=float32_head)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -33,6 +33,8 @@ BIAS_KINDS = ["deepseek_v3", "minimax_m2"]
 """With the bias in the router, and beside it."""
 SLOW = "gpt_oss"
 """Its experts are not DeepSpeed's."""
+STILL = {"dtype": "bfloat16", "learning_rate": 1e-30, "save_after": 1, "export": True}
+"""A step too small to move anything."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,7 @@ def plain(work: Path) -> Results:
         jobs += [
             gradient_job(f"{kind}-1", model=kind, zero_stage=0, export=True),
             job(f"{kind}-given-1", model=kind, zero_stage=0, replay=True, **REPLAY),
+            job(f"{kind}-still-1", model=kind, zero_stage=1, **STILL),
         ]
     jobs += [job(f"{kind}-biased-1", model=kind, zero_stage=1, steps=2, save_after=1, **BIASED) for kind in BIAS_KINDS]
     return run_jobs(work, 1, jobs)
@@ -64,6 +67,7 @@ def two(work: Path, plain: Results) -> Results:
         jobs += [
             gradient_job(f"{kind}-2", model=kind, zero_stage=1, expert_parallel=2, export=True),
             job(f"{kind}-given-2", model=kind, zero_stage=1, expert_parallel=2, replay=True, **REPLAY),
+            job(f"{kind}-still-2", model=kind, zero_stage=2, expert_parallel=2, **STILL),
             job(f"{kind}-reported-2", model=kind, zero_stage=2, expert_parallel=2, **REPORTED),
             job(f"{kind}-untrained", model=kind, zero_stage=3, expert_parallel=2, steps=0, export=True),
             job(f"{kind}-resumed", model=kind, zero_stage=3, expert_parallel=2, resume=f"{kind}-1", steps=0, export=True),
@@ -136,6 +140,19 @@ def test_what_they_serve_and_export_has_the_names_and_bits_of_the_published_file
     assert set(trained) == set(resumed) == set(original)
     assert all(torch.equal(resumed[name], trained[name]) for name in trained), "a run continues in another layout"
     assert not all(torch.equal(trained[name], original[name]) for name in trained)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masters_are_spread_alike_in_each_layout_and_round_to_the_policy(
+    kind: str, work: Path, plain: Results, two: Results
+) -> None:
+    one, shared = state(work, f"{kind}-still-1"), state(work, f"{kind}-still-2")
+    for name, start in AutoModelForCausalLM.from_pretrained(work / kind).named_parameters():
+        masters, served = one[f"{name}/weight"], start.detach().bfloat16()
+        assert torch.equal(masters, shared[f"{name}/weight"]), name
+        assert torch.equal(masters.bfloat16(), served), name
+        assert ((masters != served.float()) | (masters == 0)).float().mean() > 0.9, name
+    assert plain[0][f"{kind}-still-1"]["digest"] == two[0][f"{kind}-still-2"]["digest"]
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)

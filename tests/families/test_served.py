@@ -23,7 +23,7 @@ from gspo_services.rollout.weights.verify import Verification, Verifier
 from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.compared import CLOSE, largest_difference
 from tests.support.learner.tiny_model import checkpoint_tensors
-from tests.support.policy.families import CLOSE_OF, KIMI, SERVED, save_family, write_dropped
+from tests.support.policy.families import KIMI, SERVED, save_family, write_dropped
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(900)]
@@ -77,13 +77,11 @@ async def test_a_server_computes_what_the_learner_does_before_and_after_an_updat
         max_total_tokens=4096,
         extra_args=("--enable-return-routed-experts",) if mixture_of(read_config(tmp_path / "first")) else (),
     )
-    close, routed = CLOSE_OF.get(kind, CLOSE), None
-    if options.extra_args:
-        routed = RoutedExperts.of(read_config(tmp_path / "first"))
+    routed = RoutedExperts.of(read_config(tmp_path / "first")) if options.extra_args else None
     async with EngineServer(options) as server, Engine(server.url, chunk_tokens=16, routed=routed) as engine:
         if routed:
             await require_reported(engine, tmp_path / "first")
-        assert await largest_difference(server, tmp_path / "first") <= close
+        assert await largest_difference(server, tmp_path / "first") <= CLOSE
         assert (await verified(engine, tmp_path / "first")).ok
         assert not (await verified(engine, tmp_path / "second")).ok
         verifier = Verifier(engine, directory=tmp_path / "sums")
@@ -95,6 +93,6 @@ async def test_a_server_computes_what_the_learner_does_before_and_after_an_updat
         assert found.ok, found
         assert found.unverified == []
         assert (await verifier.verify(await verifier.expect(checkpoint_tensors(tmp_path / "second")))) == Verification()
-        assert await largest_difference(server, tmp_path / "second") <= close
+        assert await largest_difference(server, tmp_path / "second") <= CLOSE
         if routed:
             await require_reported(engine, tmp_path / "second")

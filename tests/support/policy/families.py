@@ -73,8 +73,6 @@ MORE_SHARED: Final[dict[str, dict[str, Any]]] = {
 # fmt: on
 """The same of more families whose experts ranks share."""
 KIMI: Final = "kimi_k2"
-CLOSE_OF: Final = {"glm4_moe_lite": 2e-4}
-"""Families whose log-probs in SGLang are farther from the learner's than 2e-5, for a reason that is not known."""
 _DENSE: Final = {"qwen3_5_text": _LINEAR}
 SERVED: Final = sorted({*FAMILIES, *MORE_SHARED, *_DENSE} - {"dots1", "qwen2_moe"})
 """Families that are compared with an engine."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gspo.model.attention import segment_attention
 from gspo.model.packing import PackedBatch, TrainSequence, pack
@@ -19,6 +20,7 @@ from gspo.model.policy import load_policy, prepare_policy, restore_rotary_freque
 from gspo.model.serving import serving_weights
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe, tiny_tied_model
 from tests.support.loss.sequences import random_sequence
+from tests.support.policy.families import family_config
 
 LENGTHS = (3, 30, 11, 24)
 
@@ -190,6 +192,12 @@ def test_a_rank_that_is_given_nothing_still_gathers_every_parameter() -> None:
 
     assert list(serving_weights(model, gathered=record, emit=False)) == []
     assert len(gathered) == len(list(model.parameters()))
+
+
+def test_norms_of_latent_attention_have_the_epsilon_that_engines_take() -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**family_config("glm4_moe_lite"), rms_norm_eps=1e-3))
+    prepare_policy(model, logprob_chunk_tokens=7)
+    assert {norm.variance_epsilon for name, norm in model.named_modules() if name.endswith("norm")} == {1e-3}
 
 
 def test_rounded_rotary_frequencies_are_made_exact_again() -> None:
