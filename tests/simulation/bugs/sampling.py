@@ -45,7 +45,7 @@ SAMPLING = (
         old="*state.sift(row.group_id)]",
         new="*(state.sift(row.group_id) if row.trajectory_id % 3 else [])]",
         invariants=(SIFTED,),
-        seed=64,
+        seed=65,
     ),
     Bug(
         name="a task that rests is sampled",
@@ -53,7 +53,7 @@ SAMPLING = (
         old="            if until <= batch:\n                break\n",
         new="            break\n",
         invariants=(AWAKE,),
-        seed=30,
+        seed=41,
     ),
     Bug(
         name="a broker that starts again forgets which tasks rest",

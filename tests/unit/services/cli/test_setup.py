@@ -1,6 +1,7 @@
 """`gspo setup`: what a run needs, into the environment that the command is in. What installs it: tests/unit/setup."""
 
 import os
+import shutil
 import subprocess
 import venv
 from pathlib import Path
@@ -18,11 +19,18 @@ def gspo_setup(*words: str, python: Path, **variables: str) -> subprocess.Comple
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With pip, which takes seconds to make: those who change it take a copy."""
+    folder = tmp_path_factory.mktemp("environment") / "new"
+    venv.create(folder, with_pip=True)
+    return folder
+
+
 @pytest.mark.parametrize("words", [(), ("--gpu",)])
-def test_it_installs_into_its_own_environment_and_says_what_is_wrong(words: tuple[str, ...], tmp_path: Path) -> None:
-    venv.create(tmp_path / "new", with_pip=True)
+def test_it_installs_into_its_own_environment_and_says_what_is_wrong(words: tuple[str, ...], environment: Path) -> None:
     dead = "http://127.0.0.1:9/simple"
-    done = gspo_setup(*words, python=tmp_path / "new" / "bin" / "python", PIP_INDEX_URL=dead)
+    done = gspo_setup(*words, python=environment / "bin" / "python", PIP_INDEX_URL=dead)
     assert done.returncode == 1
     assert f"the package index {dead} does not answer" in done.stderr
 
@@ -35,9 +43,9 @@ def test_without_pip_it_says_how_to_get_it(tmp_path: Path) -> None:
     assert f"the lists in {ROOT / 'requirements'}" in done.stderr
 
 
-def test_the_environment_of_a_user_gets_the_lists_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_the_environment_of_a_user_gets_the_lists_and_keeps_the_rest(tmp_path: Path, environment: Path) -> None:
     checkout = Checkout(tmp_path)
-    venv.create(checkout.folder / ".venv", with_pip=True)
+    shutil.copytree(environment, checkout.folder / ".venv", symlinks=True)
     (site,) = (checkout.folder / ".venv" / "lib").glob("python3.*/site-packages")
     # Other installers leave no INSTALLER behind.
     (site / "mine-1.0.dist-info").mkdir()
