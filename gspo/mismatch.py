@@ -221,6 +221,11 @@ class MismatchTracker:
         """Standard deviation of the mismatch of one token, in nats."""
         return math.sqrt(self._variance)
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether some batch had tokens of lag 0."""
+        return self._num_updates > 0
+
     def update(self, moments: MismatchMoments) -> None:
         """Take one batch's moments in; the first one counts fully. Raises: ValueError if they are not finite."""
         if not all(map(math.isfinite, (moments.count, moments.total, moments.total_of_squares))):

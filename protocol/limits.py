@@ -76,6 +76,10 @@ MAX_WEIGHT_PARTS: Final = 4096
 """Parts of one version: ranks of a learner."""
 MAX_PROBE_TOKENS: Final = 256
 """Tokens of the sequence whose log-probs show whether an engine applies an adapter."""
+MAX_PROBED: Final = 2048
+"""Tokens of a version's probe whose log-probs are compared."""
+MAX_CONFIG_CHARS: Final = 65_536
+"""Characters of a model's configuration beside a probe."""
 MAX_METRICS: Final = 4096
 MAX_SET_NAME: Final = 64
 """Characters of the name of an evaluation set."""

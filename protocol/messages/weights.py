@@ -86,6 +86,20 @@ class AdapterInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     """Of several adapters: A of each weight has ``rank`` rows for each, in this order, B ``rank`` columns. Empty: one."""
 
 
+class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What the learner computes with a version of a fixed sequence (gspo_protocol.probes): engines must compute the same."""
+
+    num_tokens: Annotated[int, Meta(ge=2, le=2**31 - 1)]
+    vocabulary: Annotated[int, Meta(ge=2, le=2**31 - 1)]
+    """Tokens are below it."""
+    logprobs: Annotated[list[float], Meta(max_length=limits.MAX_PROBED)]
+    """Of the tokens of ``gspo_protocol.probes.probe_spans``, in turn, at temperature 1."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """In which it computes."""
+    config: Annotated[str, Meta(max_length=limits.MAX_CONFIG_CHARS)] = ""
+    """The model's config.json as the learner has it; empty: it is too long, or unknown."""
+
+
 class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     """Rollout -> weight server: what is the newest version? ``have_version`` allows a delta against it."""
 
@@ -130,6 +144,8 @@ class Manifest(Message, frozen=True, tag="manifest"):
     """None: the version has all weights."""
     parts: Annotated[list[WeightPart], Meta(max_length=limits.MAX_WEIGHT_PARTS)] = []
     """Together all bytes; those of a delta follow one another in it. Empty: there is one part, here."""
+    probe: Probe | None = None
+    """What engines must compute with this version."""
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):

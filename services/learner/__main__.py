@@ -121,6 +121,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from gspo_services.learner.broker import BrokerThread, RankThread
     from gspo_services.learner.checkpoints import CheckpointScrub
     from gspo_services.learner.engine import ColocatedDevice, LearnerEngine, init_distributed
+    from gspo_services.learner.first_look import FirstLook
     from gspo_services.learner.lost_rank import lost_ranks_named
     from gspo_services.learner.metrics import LearnerMetrics
     from gspo_services.learner.opening import broker_thread, introduce
@@ -193,6 +194,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     stop=stop,
                     profile=profile,
                     device=device,
+                    first_look=FirstLook.of(settings, engine_settings.device),
                 ).run()
         finally:
             engine.close()

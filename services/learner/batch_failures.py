@@ -17,6 +17,7 @@ import structlog
 from gspo_protocol.messages import BatchFailed
 from gspo_services.learner.broker import BrokerPort
 from gspo_services.learner.engine import MissingGradientError
+from gspo_services.learner.first_look import OtherPolicyError
 from gspo_services.learner.lost_rank import LostRankError, means_lost_rank
 from gspo_services.learner.teacher import TeacherError
 
@@ -52,8 +53,8 @@ class BatchFailures:
         """Train batch ``index`` inside the block. Errors are reported and raised again."""
         try:
             yield
-        except (MissingGradientError, TeacherError):
-            raise  # A fault of the model, or of the teacher, which may be away: every batch would show it.
+        except (MissingGradientError, OtherPolicyError, TeacherError):
+            raise  # A fault of the model, the engines, or of the teacher, which may be away: every batch would show it.
         except Exception as error:
             try:
                 self._report(index, error)

@@ -28,6 +28,7 @@ from gspo.options.ess_rate import ess_rate_scale
 from gspo.staleness import sequence_lag
 from gspo_services.learner.distillation import Distillation, TeacherEngine, with_teacher_kl
 from gspo_services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
+from gspo_services.learner.first_look import FirstLook
 from gspo_services.learner.planned_batch import MiniBatch, PlannedBatch, PlanningEngine
 from gspo_services.learner.sums import gathered_over_sequences, sum_over_sequences
 from gspo_services.learner.token_dump import TokenDump
@@ -65,6 +66,9 @@ class Trackers:
     adaptive_clip: AdaptiveClip | None = None
     """Scales a batch's clip ranges, and is then updated from its clip fraction; None: no scale."""
 
+    first_look: FirstLook | None = None
+    """Refuses a first batch that engines sampled otherwise; None: any is trained on."""
+
     @property
     def clip_scale(self) -> float:
         return 1.0 if self.adaptive_clip is None else self.adaptive_clip.scale
@@ -81,6 +85,7 @@ class BatchRun:
         self._batch = batch
         self._objective = batch.objective
         self._mismatch = trackers.mismatch
+        self._first_look = None if trackers.mismatch.has_measured else trackers.first_look
         self._clip_scale = trackers.clip_scale
         self._calibration = trackers.calibration.current
         self._token_dump = token_dump
@@ -174,12 +179,19 @@ class BatchRun:
             return scale
 
         by_ess = rate_scale if self._objective.learning_rate_by_ess else None
+
+        def before_the_step() -> float:
+            self._update_mismatch(sums)
+            return 1.0 if by_ess is None else by_ess()
+
+        looks = measures_mismatch and self._first_look is not None
         with self._teacher.named():
             step = self._engine.train_mini_batch(
-                mini_batch.micro_batches, loss_fn, num_still=mini_batch.plan.num_still, replay=replay, rate_scale=by_ess
-            )
+                mini_batch.micro_batches, loss_fn, num_still=mini_batch.plan.num_still, replay=replay,
+                rate_scale=before_the_step if looks else by_ess,
+            )  # fmt: skip
         self._num_steps += 1
-        if measures_mismatch:
+        if measures_mismatch and not looks:
             self._update_mismatch(sums)
         return step
 
@@ -265,16 +277,20 @@ class BatchRun:
         return {"learning_rate_scale": sum(self._rate_scales) / len(self._rate_scales)}
 
     def _mismatch_sums(self, packed: PackedBatch, logprobs_T: Tensor) -> Tensor:
+        version = self._batch.policy_version
         with trusted_values():
-            return mismatch_sums(
-                logprobs_T.detach(), packed.behaviour_T, packed.mask_T, packed.versions_T, self._batch.policy_version
-            )
+            sums = mismatch_sums(logprobs_T.detach(), packed.behaviour_T, packed.mask_T, packed.versions_T, version)
+        return sums if self._first_look is None else torch.cat([sums, self._first_look.sums(packed, logprobs_T, version)])
 
     def _update_mismatch(self, sums: Sequence[Tensor]) -> None:
-        own = torch.stack(list(sums)).sum(dim=0) if sums else torch.zeros(3, dtype=torch.float64)
-        moments = MismatchMoments.from_tensor(sum_over_sequences(self._engine, own))
+        size = 3 if self._first_look is None else 6
+        own = torch.stack(list(sums)).sum(dim=0) if sums else torch.zeros(size, dtype=torch.float64)
+        summed = sum_over_sequences(self._engine, own)
+        moments = MismatchMoments.from_tensor(summed[:3])
         if not math.isfinite(moments.total_of_squares):
             raise NonFiniteLossError("some log-probs of the batch's start are not finite; no step was made")
+        if self._first_look is not None:
+            self._first_look.require(summed[3:])
         self._mismatch.update(moments)
 
 

@@ -27,6 +27,7 @@ from gspo_services.learner.checkpoints import (
 )
 from gspo_services.learner.engine import LearnerDevice, LearnerEngine, OwnDevice
 from gspo_services.learner.export import export_model
+from gspo_services.learner.first_look import FirstLook
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.planned_batch import BatchSettings, plan_batch, rows_of_rank
 from gspo_services.learner.profiling import NO_PROFILE, Phases
@@ -48,6 +49,9 @@ FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
 GIVEN_UP: Final = 1
+LEAST_PROBE: Final = 256
+PROBE_SHARE: Final = 16
+"""A batch has so many times the tokens of the probe behind it, which is only a forward pass."""
 _SILENT: Final = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
@@ -74,10 +78,11 @@ class LearnerService:
         profile: Phases = NO_PROFILE,
         life: str = "",
         device: LearnerDevice | None = None,
+        first_look: FirstLook | None = None,
     ) -> None:
         """``broker`` is a ``NoBroker`` on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
         checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
-        ``device``: the engine's; None: it is the learner's alone."""
+        ``device``: the engine's; None: it is the learner's alone. ``first_look``: None: any first batch is trained on."""
         self._device = OwnDevice() if device is None else device
         self._profile = profile
         self._train_batch = train
@@ -111,13 +116,19 @@ class LearnerService:
             scores=broker.scores if settings.learner.keep_best_checkpoint else dict,
         )
         self._failures = BatchFailures(broker, settings.run.directory, rank=engine.rank)
+        self._has_published = False
+        self._batch_tokens = 0
+        """Of the last batch that was trained."""
         self._waited_s = 0.0
         """How long the last version waited until the one before it was announced."""
         self._saved_batch = 0
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
         target = settings.objective.adaptive_clip_target
-        self._trackers = Trackers(adaptive_clip=None if target is None else AdaptiveClip(target=target))
+        self._trackers = Trackers(
+            adaptive_clip=None if target is None else AdaptiveClip(target=target),
+            first_look=first_look,
+        )
         self._batch_settings = BatchSettings.of(settings)
         self._rows_of_rank = partial(rows_of_rank, engine, settings)
 
@@ -226,7 +237,7 @@ class LearnerService:
             token_dump = TokenDump.wanted(self._settings, self._engine, batch, groups)
             report = self._train_batch(self._engine, planned, self._trackers, token_dump)
         trained = self._clock.now()
-        self._next_batch = batch.index + 1
+        self._next_batch, self._batch_tokens = batch.index + 1, batch.num_tokens
         self._publish()
         times = {"train_s": trained - begin, "publish_s": self._clock.now() - trained, "publish_wait_s": self._waited_s}
         metrics = {**report.metrics, **times}
@@ -279,7 +290,8 @@ class LearnerService:
         self._waited_s = self._clock.now() - begin
         self._metrics.publish_wait_seconds.inc(self._waited_s)
         with self._profile.phase("export"):
-            copied = self._copies.copy()
+            copied = self._copies.copy(self._probe_tokens())
+            self._has_published = True
         with self._profile.phase("publish"):
             digest = self._digest(copied)
             leads = self._engine.rank == 0
@@ -303,6 +315,12 @@ class LearnerService:
                     )
                 )
         self._health.progress()
+
+    def _probe_tokens(self) -> int:
+        """The tokens of the next version's probe: all of the longest sequence with this life's first version, whose
+        engines are new, and later as many as cost little beside the batch."""
+        longest = max(2, self._settings.longest_sequence - 1)
+        return min(longest, max(LEAST_PROBE, self._batch_tokens // PROBE_SHARE)) if self._has_published else longest
 
     def _digest(self, copied: WeightCopy | None) -> str:
         """The version's digest on rank 0, if its number depends on it or the broker wants it; else empty. Collective."""

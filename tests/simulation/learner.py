@@ -333,6 +333,9 @@ class SimTrainer:
     def own_ranges(self, dtype: torch.dtype) -> ServedRanges:
         return ServedRanges(lambda: (ServedParameter.alone(*each) for each in self.serving_weights(dtype)))
 
+    def version_probe(self, num_tokens: int) -> None:
+        """Simulated engines have nothing to compare."""
+
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         # By name, as the audit orders them.
         for name, table in tables_after(self.history) if self._has_tables else ():

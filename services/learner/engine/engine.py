@@ -6,6 +6,7 @@ Every method marked collective must be called by all ranks in the same order wit
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from gspo.model.serving_layout import ServedParameter
 from gspo.model_files.configuration import read_config
 from gspo.moe.bias_balance import BiasBalance
 from gspo.moe.experts import ExpertShape
+from gspo_protocol.limits import MAX_CONFIG_CHARS
+from gspo_protocol.messages import Probe
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from gspo_services.learner.engine.biased_experts import fitting_layers
@@ -44,6 +47,7 @@ from gspo_services.learner.engine.lora import lora_layout, lora_plan, trained_pa
 from gspo_services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
 from gspo_services.learner.engine.own_ranges import PublishedRanges
 from gspo_services.learner.engine.partitioned_loading import placement_of
+from gspo_services.learner.engine.probing import probe_batch
 from gspo_services.learner.engine.process_group import init_distributed, limit_waiting
 from gspo_services.learner.engine.server_teacher import ServerTeacher
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
@@ -374,6 +378,17 @@ class LearnerEngine:
         after another. Collective."""
         # SGLang misreports the log-prob of the highest id in a prompt.
         return canary_batch(self.vocabulary - 1).input_ids[0].tolist(), self._logprobs_of_canary(self.vocabulary - 1)
+
+    def version_probe(self, num_tokens: int) -> Probe:
+        """Return what an engine must compute of a sequence of so many tokens with these weights; with the first of several
+        adapters. Collective."""
+        packed = probe_batch(num_tokens, self.vocabulary)
+        logprobs = self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
+        config = "" if self._model_dir is None else json.dumps(read_config(self._model_dir))
+        return Probe(
+            num_tokens, self.vocabulary, logprobs, self.settings.learner.dtype,
+            config if len(config) <= MAX_CONFIG_CHARS else "",
+        )  # fmt: skip
 
     def weights_digest(self) -> str:
         """Return the hexadecimal digest of the trained weights: the same in any layout, on every rank. Collective."""

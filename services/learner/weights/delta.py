@@ -89,6 +89,7 @@ def made_delta(
         buckets=[each.bucket for each in buckets],
         head_digest=bytes_digest(head),
         parts=[*first, *parts[1:]],
+        probe=snapshot.manifest.probe,
     )
     return Delta(manifest=manifest, data=np.frombuffer(data, dtype=np.uint8))
 

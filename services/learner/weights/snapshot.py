@@ -81,6 +81,7 @@ def made_snapshot(policy_version: int, weights: WeightCopy, row: Sums, parts: Se
         tensors=tensors,
         adapter=weights.adapter,
         parts=list(parts),
+        probe=weights.probe,
     )
     return Snapshot(manifest=manifest, weights=weights)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from gspo.model.serving_layout import ServedParameter
+from gspo_protocol.messages import Probe
 from gspo_services.learner.weights.adapter_copy import PublishedBase, copy_adapter
 from gspo_services.learner.weights.copy_memory import CopyMemory
 from gspo_services.learner.weights.version_layout import VersionLayout
@@ -27,6 +28,7 @@ class Serving(Protocol):
     """The part of ``LearnerEngine`` that versions are copied from."""
 
     def own_ranges(self, dtype: torch.dtype) -> Ranges: ...
+    def version_probe(self, num_tokens: int) -> Probe | None: ...
 
 
 class VersionCopies:
@@ -47,8 +49,16 @@ class VersionCopies:
         """Whether each rank has a part of a version; otherwise rank 0 has all of it."""
         return self._lora.publish == "merged"
 
-    def copy(self) -> WeightCopy | None:
-        """Copy the weights as they are served now; None on a rank that publishes nothing. Collective."""
+    def copy(self, probe_tokens: int) -> WeightCopy | None:
+        """Copy the weights as they are served now, with a probe of so many tokens; None on a rank that publishes nothing.
+        Collective."""
+        probe = self._engine.version_probe(probe_tokens)
+        copied = self._copy()
+        if copied is not None:
+            copied.probe = probe
+        return copied
+
+    def _copy(self) -> WeightCopy | None:
         if self.are_parts:
             if self._ranges is None:
                 self._ranges = self._engine.own_ranges(self._dtype)

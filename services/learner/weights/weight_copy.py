@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
 from gspo_protocol.digests import version_digest
-from gspo_protocol.messages import AdapterInfo, TensorInfo
+from gspo_protocol.messages import AdapterInfo, Probe, TensorInfo
 from gspo_protocol.tiles import Sums
 from gspo_services.learner.weights.copy_memory import Bytes, CopyMemory
 from gspo_services.learner.weights.version_layout import VersionLayout
@@ -46,6 +46,8 @@ class WeightCopy:
 
     adapter: AdapterInfo | None = None
     """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapter_copy)."""
+    probe: Probe | None = None
+    """What an engine must compute with them; None: nothing is known, or another rank knows it."""
 
     def __init__(self, layout: VersionLayout, pieces: Sequence[CopiedRange]) -> None:
         """``pieces``: in the order of the version, without empty ones."""

@@ -27,6 +27,8 @@ import msgspec
 import numpy as np
 import structlog
 
+from gspo_protocol.messages import Probe
+from gspo_protocol.probes import probe_spans, probe_tokens
 from gspo_services.rollout.sglang.engine_adapters import Adapter, EngineAdapters, OpenRequest
 from gspo_services.rollout.sglang.generation import (
     GenerateRequest,
@@ -44,6 +46,7 @@ from gspo_services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, Joint
 from gspo_services.rollout.sglang.memory import ServerMemory
 from gspo_services.rollout.sglang.patching import RankSums, read_sums, require_answers, tensor_payload
 from gspo_services.rollout.sglang.routed import RoutedExperts
+from gspo_services.rollout.sglang.scoring import prompt_logprobs
 from gspo_services.rollout.sglang.server_info import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
 from gspo_services.shared.weights import PATCHER, SLOT, SUMMER
 
@@ -451,6 +454,18 @@ class Engine:
             return parse_version(text)
         except ValueError:
             return None
+
+    async def probed(self, probe: Probe) -> list[float]:
+        """Return the log-probs of the tokens that ``probe`` scores; with adapters, those of the first that is served.
+
+        Call it while nothing else is asked for. Raises: EngineError.
+        """
+        token_ids = probe_tokens(probe.num_tokens, probe.vocabulary).tolist()
+        adapter = next((each.name for each in self._adapters.values()), "")
+        found: list[float] = []
+        for first, last in probe_spans(probe.num_tokens):
+            found += await prompt_logprobs(self._http, token_ids[:last], first, adapter)
+        return found
 
     # State ---------------------------------------------------------------------------------------------------------
 

@@ -6,15 +6,15 @@ its tokens are of one version, which SGLang's answer does not name.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from gspo_services.rollout.sglang.generation import Output
 from gspo_services.rollout.sglang.http import EngineError, EngineHttp, decode_answer
+from gspo_services.rollout.sglang.scoring import prompt_logprobs
 from gspo_services.shared.weights import SLOT
 
-PROBE_S: Final = 120.0
 _PARAMETERS: Final = ("model.", "lm_head")
 """Parts of the names of parameters, and of no slot's."""
 
@@ -64,14 +64,6 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _ProbeMeta(msgspec.Struct):
-    input_token_logprobs: list[tuple[float | None, int, Any]]
-
-
-class _Probe(msgspec.Struct):
-    meta_info: _ProbeMeta
-
-
 class _SlotRank(msgspec.Struct):
     checksums: dict[str, str]
 
@@ -108,18 +100,7 @@ class EngineAdapters:
 
         SGLang misreports the highest id of the vocabulary here.
         """
-        body = {
-            "input_ids": token_ids,
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
-            "lora_path": name,
-        }
-        found = decode_answer(await self._http.post("/generate", body, timeout_s=PROBE_S), _Probe)
-        logprobs = [logprob for logprob, _, _ in found.meta_info.input_token_logprobs[1:]]
-        if len(logprobs) != len(token_ids) - 1 or None in logprobs:
-            raise EngineError(f"log-probs of {len(token_ids)} tokens were asked for, the server answered {logprobs}")
-        return [float(logprob) for logprob in logprobs if logprob is not None]
+        return await prompt_logprobs(self._http, token_ids, adapter=name)
 
     async def slots(self, name: str) -> dict[str, str]:
         """The checksums of what lies in the slot of an adapter, by ``slot_name``; empty: this server does not say it.

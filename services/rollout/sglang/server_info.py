@@ -37,6 +37,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_return_routed_experts: bool = False
     disable_radix_cache: bool = False
     enable_fp32_lm_head: bool | None = None
+    kv_cache_dtype: str = "auto"
     max_total_num_tokens: int | None = None
     enable_lora: bool | None = None
     max_lora_rank: int | None = None

@@ -145,7 +145,9 @@ def _same(replica: Replica, manifest: Manifest) -> Replica:
         raise FetchError(
             f"version {manifest.policy_version} has digest {manifest.digest}, the replica has a different one for it"
         )
-    replica.manifest = structs.replace(replica.manifest, checksums=manifest.checksums, adapter=manifest.adapter)
+    replica.manifest = structs.replace(
+        replica.manifest, checksums=manifest.checksums, adapter=manifest.adapter, probe=manifest.probe
+    )
     return replica
 
 

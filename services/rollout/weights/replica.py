@@ -302,7 +302,12 @@ class Replica:
             self._unloaded |= head.tensors.keys()
         self._touch(touched, base)
         return structs.replace(
-            base, policy_version=delta.policy_version, digest=delta.digest, tensors=tensors, checksums=delta.checksums
+            base,
+            policy_version=delta.policy_version,
+            digest=delta.digest,
+            tensors=tensors,
+            checksums=delta.checksums,
+            probe=delta.probe,
         )
 
     def _touch(self, touched: list[Touched], base: Manifest) -> None:

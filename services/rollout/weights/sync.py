@@ -20,7 +20,7 @@ import structlog
 import zmq.asyncio
 
 from gspo_protocol.channels import WEIGHTS
-from gspo_protocol.messages import Loaded, Manifest
+from gspo_protocol.messages import Loaded, Manifest, Probe
 from gspo_protocol.messages.base import shortened
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine, EngineError
@@ -31,6 +31,7 @@ from gspo_services.rollout.weights.fetch import DamagedError, fetch_newest
 from gspo_services.rollout.weights.loader import LOADED, EngineLoader, VerificationError
 from gspo_services.rollout.weights.parts import RankConnections
 from gspo_services.rollout.weights.peers import WeightPeers
+from gspo_services.rollout.weights.probe import require_same_policy
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
 from gspo_services.shared.net import PLAINTEXT, PeerClient, Security
@@ -103,6 +104,8 @@ class WeightSync:
         self._failed_loads = 0
         self._num_clients = 0
         self._ranks = RankConnections(self._connected, clock)
+        self._is_compared = False
+        """The engine computes what the learner does: its configuration stays as it is."""
         self.policy_version = 0
         self.quarantined = ""
         self.loading = False
@@ -257,13 +260,22 @@ class WeightSync:
             await self._engine.pause(self._pause_mode)
             await self._loader.load(weights, prepared)
             await self._device.complete()
-            self.policy_version, self.quarantined = weights.policy_version, ""
             await self._engine.resume()
+            await self._compare(weights.current.probe)
+            self.policy_version, self.quarantined = weights.policy_version, ""
             self.may_generate.set()
             return self._clock.now() - begin
         finally:
             self.loading = False
             await self._loader.tidy()
+
+    async def _compare(self, probe: Probe | None) -> None:
+        """Once, before this engine generates anything. Raises: ConfigurationError when it does not compute what the learner
+        does; EngineError."""
+        if self._is_compared or probe is None:
+            return
+        await require_same_policy(self._engine, probe)
+        self._is_compared = True
 
     @property
     def has_device(self) -> bool:
@@ -321,6 +333,7 @@ class WeightSync:
             loaded = await adapters.load(weights)
             begin = self._clock.now()
             adapters.serve(loaded)
+            await self._compare(weights.current.probe)
             self.policy_version, self.quarantined = version, ""
             self.may_generate.set()
             await adapters.retire_former()

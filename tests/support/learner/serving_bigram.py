@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from gspo.model.serving_layout import ServedParameter
+from gspo_protocol.messages import Probe
 from gspo_protocol.messages.experts import ModelExperts
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.served_ranges import ServedRanges
@@ -39,6 +40,10 @@ class ServingBigram(BigramEngine):
 
     def adapter_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
         return self._given("adapter", dtype)
+
+    def version_probe(self, num_tokens: int) -> Probe | None:
+        """Scripted engines have nothing to compare."""
+        return None
 
     def probe(self) -> tuple[list[int], list[float]]:
         self.asked.append("probe")

@@ -133,7 +133,7 @@ async def test_what_lies_in_other_slots_is_no_answer_and_no_parameter() -> None:
 @pytest.mark.parametrize("logprobs", [[[None, 1, None], [-1.0, 2, None]], [[None, 1, None], [None, 2, None], [-1, 3, None]]])
 async def test_log_probs_that_lack_a_token_are_an_error(logprobs: list[Any]) -> None:
     async with scripted(lambda path, body: answer(200, {"meta_info": {"input_token_logprobs": logprobs}})) as (engine, _):
-        with pytest.raises(EngineError, match="log-probs of 3 tokens were asked for"):
+        with pytest.raises(EngineError, match="log-probs of 2 tokens were asked for"):
             await engine.adapters.prompt_logprobs("n", [1, 2, 3])
 
 
