@@ -72,6 +72,7 @@ def train_batch(
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "mismatch_sigma": trackers.mismatch.sigma,
+        **({} if trackers.first_look is None else {"mismatch_far": trackers.first_look.far}),
         "clip_scale": clip_scale,
         **({} if batch.kl_penalty is None else {"kl_penalty": batch.kl_penalty}),
         **run.rate_metrics(),

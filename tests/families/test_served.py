@@ -19,11 +19,13 @@ from gspo_services.prepare.check.weights import TRIED
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerOptions
+from gspo_services.rollout.weights.probe import require_same_policy
 from gspo_services.rollout.weights.verify import Verification, Verifier
 from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.engines.compared import CLOSE, largest_difference
 from tests.support.learner.tiny_model import checkpoint_tensors
 from tests.support.policy.families import KIMI, SERVED, save_family, write_dropped
+from tests.support.policy.probed import learners_probe
 from tests.support.wire.verified import verify_loaded
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(900)]
@@ -82,6 +84,7 @@ async def test_a_server_computes_what_the_learner_does_before_and_after_an_updat
         if routed:
             await require_reported(engine, tmp_path / "first")
         assert await largest_difference(server, tmp_path / "first") <= CLOSE
+        await require_same_policy(engine, learners_probe(tmp_path / "first"))
         assert (await verified(engine, tmp_path / "first")).ok
         assert not (await verified(engine, tmp_path / "second")).ok
         verifier = Verifier(engine, directory=tmp_path / "sums")

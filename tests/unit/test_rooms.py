@@ -126,6 +126,7 @@ def test_the_contract_about_torch_leaves_out_only_rooms_that_need_it() -> None:
     assert left_out == {
         "gspo_services.prepare.dequantise",
         "gspo_services.prepare.env_try",
+        "gspo_services.prepare.probe",
         "gspo_services.prepare.tiny_models",
         "gspo_services.runs.export",
         "gspo_services.runs.replay",

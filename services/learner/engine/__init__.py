@@ -2,12 +2,15 @@
 
 from gspo_services.learner.engine.colocate import ColocatedDevice, LearnerDevice, OwnDevice
 from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.engine.frozen import FrozenModel
 from gspo_services.learner.engine.gradients import MissingGradientError, NonFiniteLossError
+from gspo_services.learner.engine.probing import probe_batch
 from gspo_services.learner.engine.process_group import init_distributed
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult
 
 __all__ = [
     "ColocatedDevice",
+    "FrozenModel",
     "LearnerDevice",
     "LearnerEngine",
     "LossFn",
@@ -17,4 +20,5 @@ __all__ = [
     "ReplayFn",
     "StepResult",
     "init_distributed",
+    "probe_batch",
 ]

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,13 @@ from gspo_services.prepare.check.unused import schedule_findings, slow_findings,
 from gspo_services.shared.placement import is_for_cuda
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
 from gspo_services.shared.runtime.console import PlainConsole
-from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_INTERRUPTED, ConfigurationError
+from gspo_services.shared.runtime.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    ConfigurationError,
+    ServiceError,
+)
 from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import Configuration, Settings, load_configuration
@@ -53,6 +60,8 @@ says which, and how wide it is).
 
 A run whose broker is reached over a network is taken to be elsewhere. Its files may be missing here.
 
+  gspo check my.toml --probe                             start the server, and compare it with the learner's model
+
   gspo check my.toml --settings                          every setting as JSON
   gspo check my.toml --explain                           every key: value, where it came from, default, type and meaning
   gspo check my.toml --explain batch.max_lag             one key
@@ -74,16 +83,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.explain is not None or arguments.settings:
             return check_command(arguments.config, arguments.overrides, arguments.explain)
+        if arguments.probe:
+            return _probe(arguments)
         return _check(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except (ConfigurationError, OSError) as error:
+    except (ConfigurationError, ServiceError, OSError) as error:
         if arguments.json:
             broken = Finding(check="settings", status="fail", text=str(error), way_out="correct the configuration")
             sys.stdout.write(as_json([broken], str(arguments.config), "") + "\n")
         else:
             sys.stderr.write(indented_lines(f"gspo check: {error}") + "\n")
         return EXIT_CONFIGURATION
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    settings = load_configuration(arguments.config, arguments.overrides).settings
+    # By its name: it loads torch, which no other check needs.
+    return int(import_module("gspo_services.prepare.probe").check_probe(settings))
 
 
 def _check_kubernetes(words: Sequence[str]) -> int:
@@ -109,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         "--elsewhere", action="store_true", help="the run will be on other machines: files may be missing here"
     )
     place.add_argument("--here", action="store_true", help="the run will be on this machine, whatever its endpoints are")
+    parser.add_argument(
+        "--probe", action="store_true", help="start the server (or ask rollout.server_url), load the model, and compare them"
+    )
     parser.add_argument("--no-code", action="store_true", help="do not open the tokenizer, the tasks and your code")
     parser.add_argument(
         "--timeout",

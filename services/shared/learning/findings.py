@@ -32,7 +32,7 @@ BOUNDS: Final[dict[FindingName, Bound]] = {
     "one_component": Bound(1e-9, 5, "range of a component's means over the batches: exactly constant"),
     "held_out_falls": Bound(3.0, 2, "standard errors below the best, twice in a row, because the best is chosen of many"),
     "clipped": Bound(0.9, 5, "share of the answers with an advantage; with eps 1e-9 the demo clips 0.8 of them, and learns"),
-    "mismatch": Bound(0.2, 3, "nats a token at lag 0: a KL of 0.02, as in GspoMismatchHigh; float32 has 1e-6"),
+    "mismatch": Bound(0.2, 3, "nats a token at lag 0, or 5 times what the first batch had, from 0.01 on"),
     "no_effect": Bound(1e-5, 3, "distance of the farthest ratio from 1; a learning rate of 1e-6 moves ratios by 1e-4"),
     "same_tasks": Bound(20, 3, "draws of each task; published runs take 1 to 10"),
 }

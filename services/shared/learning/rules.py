@@ -36,6 +36,10 @@ class Past:
 
 CHANCE: Final = 2.5
 """Standard errors of the difference of two levels."""
+LEAST_MISMATCH: Final = 1e-2
+"""Nats a token: tokens sampled across an update of a float32 pair have 2e-3, others 1e-6."""
+OWN_NOISE: Final = 5.0
+"""Times the noise of the first batch."""
 Judge = Callable[[Sequence[Row], Past], LearningFinding | None]
 
 
@@ -270,17 +274,21 @@ def clipped(rows: Sequence[Row], past: Past) -> LearningFinding | None:
 
 
 def mismatch(rows: Sequence[Row], past: Past) -> LearningFinding | None:
-    """Engine and learner give the same tokens other probabilities, on one version."""
+    """Engine and learner give the same tokens other probabilities, on one version: more than this pair did at first."""
     sigmas = column(rows, "mismatch_sigma")
-    if not all(sigma >= BOUNDS["mismatch"].value for sigma in sigmas):
+    first, far = mean(past.first, "mismatch_sigma"), mean(rows, "mismatch_far")
+    most = min(far, BOUNDS["mismatch"].value) if far > 0 else BOUNDS["mismatch"].value
+    bound = max(LEAST_MISMATCH, min(most, OWN_NOISE * first) if first > 0 else most)
+    if not all(sigma >= bound for sigma in sigmas):
         return None
     return LearningFinding(
         name="mismatch",
         since=rows[0]["batch"],
-        text=f"engine and learner differ by {sigmas[-1]:.2g} nats a token (mismatch_sigma) with the same weights",
+        text=f"engine and learner differ by {sigmas[-1]:.2g} nats a token (mismatch_sigma) with the same weights, where "
+        f"{bound:.2g} is much",
         advice="They must have the same model files, precision, temperature and chat template: compare rollout.server_url's "
         "server, model.dtype and learner.dtype",
-        figures={"mismatch_sigma": sigmas[-1]},
+        figures={"mismatch_sigma": sigmas[-1], "bound": bound},
     )
 
 

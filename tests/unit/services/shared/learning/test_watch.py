@@ -61,6 +61,26 @@ SILENT = {"signal_sequences/all": 0, "reward_std": 0.0, "grad_norm_max": 0.0}
 
 
 @pytest.mark.parametrize(
+    ("first", "later", "others", "is_told"),
+    [
+        (1e-6, 0.011, {}, True),  # A float32 pair.
+        (1e-6, 0.009, {}, False),
+        (0.02, 0.11, {}, True),  # A bfloat16 pair that became five times as noisy.
+        (0.03, 0.11, {}, False),
+        (0.08, 0.21, {}, True),
+        (0.064, 0.064, {"mismatch_far": 1e-3}, True),  # Float32 from the start, and never alike.
+        (0.064, 0.064, {"mismatch_far": 0.25}, False),
+    ],
+)
+def test_a_mismatch_begins_at_the_noise_of_the_pair(
+    first: float, later: float, others: dict[str, float], is_told: bool
+) -> None:
+    rows = [a_batch(index, mismatch_sigma=later if index >= 3 else first, **others) for index in range(8)]
+    *_, (_, findings) = seen(rows)
+    assert ("mismatch" in {each.name for each in findings}) is is_told
+
+
+@pytest.mark.parametrize(
     ("name", "changed", "text"),
     [
         ("no_signal", {**SILENT, "reward_mean": 0.37}, "every answer had the reward 0.37"),
