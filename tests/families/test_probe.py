@@ -62,8 +62,18 @@ def another_layer(found: dict[str, torch.Tensor]) -> None:
     found["model.layers.1.self_attn.o_proj.weight"] *= 1.05
 
 
-def padded(directory: Path) -> None:
-    """Rows of zeros behind the vocabulary, which a softmax counts."""
+def without_padding(directory: Path) -> None:
+    """The engine has more rows, which its softmax counts."""
+    configured("vocab_size", value=436)(directory)
+
+    def cut(found: dict[str, torch.Tensor]) -> None:
+        for name in ("lm_head.weight", "model.embed_tokens.weight"):
+            found[name] = found[name][:436].clone()
+
+    tensors(cut)(directory)
+
+
+def with_more_tokens(directory: Path) -> None:
     configured("vocab_size", value=564)(directory)
 
     def pad(found: dict[str, torch.Tensor]) -> None:
@@ -85,7 +95,8 @@ OF_QWEN3: dict[str, tuple[Change, str]] = {
     "scaling": (linear_positions, "rope_parameters.factor is missing in the engine, 4.0 in the learner"),
     "epsilon": (configured("rms_norm_eps", value=1e-3), "rms_norm_eps is 1e-06 in the engine, 0.001 in the learner"),
     "a layer": (tensors(another_layer), "from token .* It is there from the first token on: .*a weight"),
-    "padding": (padded, "vocab_size is 500 in the engine, 564 in the learner"),
+    "padding": (without_padding, "vocab_size is 500 in the engine, 436 in the learner"),
+    "more tokens": (with_more_tokens, "has no token"),
     "a revision": (another_revision, "from token 1 of 400 on"),
 }
 WINDOW = {"window": (configured("sliding_window", value=128), "sliding_window is 16 in the engine, 128 in the learner")}

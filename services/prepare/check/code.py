@@ -17,9 +17,10 @@ from gspo_services.prepare.check.situation import Situation
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.log_files import read_end
 from gspo_services.shared.runtime.plain_text import one_line
-from gspo_services.tasks.environments import READING
 from gspo_services.tasks.supervised import BadMessage, BlockingProcess
 
+READING: Final = "reading"
+"""The part that says how far a long file is read."""
 MOST_REPORT_BYTES: Final = 4 * 2**20
 MOST_SAID: Final = 2000
 START_S: Final = 60.0

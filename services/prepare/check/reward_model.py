@@ -8,7 +8,6 @@ from pathlib import Path
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import Situation
 from gspo_services.shared.estimates import gib
-from gspo_services.tasks.reward_model import require_classifier, weight_bytes
 
 
 def reward_model_findings(situation: Situation) -> Iterator[Finding]:
@@ -16,6 +15,9 @@ def reward_model_findings(situation: Situation) -> Iterator[Finding]:
     reward = situation.settings.reward
     if not reward.model:
         return
+    # Only now: it imports all environments, and most runs have no reward model.
+    from gspo_services.tasks.reward_model import require_classifier, weight_bytes
+
     path = Path(reward.model).expanduser()
     if not path.exists():
         yield situation.missing("reward model", f"reward.model is {path}: there is no such directory.", "name a directory")

@@ -7,7 +7,6 @@ from typing import Final
 
 from gspo.model_files.configuration import read_config
 from gspo_services.learner.start import require_teacher
-from gspo_services.learner.teacher import TeacherError, TeacherServer, require_same_texts
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.model import count
 from gspo_services.prepare.check.situation import Situation
@@ -51,6 +50,9 @@ def read_teacher(situation: Situation) -> tuple[ModelShape | None, list[Finding]
 
 
 def _server(situation: Situation) -> Finding:
+    # Only now: a client of HTTP takes a tenth of a second to import.
+    from gspo_services.learner.teacher import TeacherError, TeacherServer, require_same_texts
+
     distillation = situation.settings.distillation
     url = without_passwords(distillation.url)
     if not (situation.model_path / "tokenizer.json").is_file():

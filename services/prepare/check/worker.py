@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from gspo.tasks.environments import TaskSource
 from gspo.tasks.ladders import LadderTasks
+from gspo_services.prepare.check import code
 from gspo_services.prepare.env_try.player import PlayedEpisode, TaskPicker, open_player
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.scripted import TextEngine, echo
@@ -65,7 +66,7 @@ def main() -> int:
 
     def only_progress(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if event["event"] == READING:
-            frames.send({"part": READING, "path": event["path"], "num_rows": event["num_rows"]})
+            frames.send({"part": code.READING, "path": event["path"], "num_rows": event["num_rows"]})
         raise structlog.DropEvent
 
     structlog.configure(processors=[only_progress], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))

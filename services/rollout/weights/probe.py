@@ -23,8 +23,17 @@ async def require_same_policy(engine: Engine, probe: Probe) -> None:
     """Raises: ConfigurationError that says what differs; EngineError."""
     info = await engine.server_info()
     try:
+        logprobs = await engine.probed(probe)
+    except EngineError as error:
+        if "vocab" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"the server at {engine.url} is not the learner's policy, and nothing was sampled: it has no token "
+            f"{probe.vocabulary - 2}, and the learner's model has {probe.vocabulary}: {error}"
+        ) from error
+    try:
         found = disagreement(
-            await engine.probed(probe),
+            logprobs,
             probe,
             dtype=info.dtype,
             device=info.device,
