@@ -96,14 +96,14 @@ OF_QWEN3: dict[str, tuple[Change, str]] = {
     "epsilon": (configured("rms_norm_eps", value=1e-3), "rms_norm_eps is 1e-06 in the engine, 0.001 in the learner"),
     "a layer": (tensors(another_layer), "from token .* It is there from the first token on: .*a weight"),
     "padding": (without_padding, "vocab_size is 500 in the engine, 436 in the learner"),
-    "more tokens": (with_more_tokens, "has no token"),
+    "more tokens": (with_more_tokens, "it has 500 tokens, the learner's model 564"),
     "a revision": (another_revision, "from token 1 of 400 on"),
 }
 WINDOW = {"window": (configured("sliding_window", value=128), "sliding_window is 16 in the engine, 128 in the learner")}
 
 
 async def said_of(engine: Engine, directory: Path) -> dict[str, str]:
-    """What is said with each config.json known, and with none."""
+    """What is said with the learner's config.json, and without."""
     probe, said = learners_probe(directory), {}
     for name, given in (("with", probe), ("without", msgspec.structs.replace(probe, config=""))):
         with pytest.raises(ConfigurationError, match="is not the learner's policy, and nothing was sampled") as caught:

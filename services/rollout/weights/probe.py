@@ -22,23 +22,18 @@ log = structlog.get_logger()
 async def require_same_policy(engine: Engine, probe: Probe) -> None:
     """Raises: ConfigurationError that says what differs; EngineError."""
     info = await engine.server_info()
+    config = await asyncio.to_thread(_config, Path(info.model_path))
+    tokens = probe.vocabulary if config is None else config.get("vocab_size", probe.vocabulary)
     try:
-        logprobs = await engine.probed(probe)
-    except EngineError as error:
-        if "vocab" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"the server at {engine.url} is not the learner's policy, and nothing was sampled: it has no token "
-            f"{probe.vocabulary - 2}, and the learner's model has {probe.vocabulary}: {error}"
-        ) from error
-    try:
-        found = disagreement(
-            logprobs,
+        # A token outside its vocabulary ends a server.
+        found = f"it has {tokens} tokens, the learner's model {probe.vocabulary}" if tokens < probe.vocabulary else ""
+        found = found or disagreement(
+            await engine.probed(probe),
             probe,
             dtype=info.dtype,
             device=info.device,
             quantised_cache=info.kv_cache_dtype not in ("auto", info.dtype),
-            config=await asyncio.to_thread(_config, Path(info.model_path)),
+            config=config,
         )
     except ValueError as error:
         raise EngineError(f"the probe cannot be compared: {error}") from error

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gspo_protocol.channels import WEIGHTS
-from gspo_protocol.messages import Loaded, ManifestRequest, WeightChunk, WeightRequest
+from gspo_protocol.messages import Loaded, ManifestRequest, Probe, WeightChunk, WeightRequest
 from gspo_services.rollout.weights.sync import MAX_FAILED_LOADS
-from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
+from gspo_services.shared.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
 from tests.support.engines.following import RETRY_S, Following, following
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import PATIENCE_S, ScriptedEnd, in_background, zmq_context
@@ -34,6 +34,39 @@ async def test_an_announced_version_is_loaded_verified_and_reported(tmp_path: Pa
         follow.publish(5)
         await follow.changed()
         assert follow.sync.policy_version == 5
+
+
+PROBE = Probe(5, 100, [-1.0, -2.0, -3.0, -4.0], "float32")
+
+
+async def test_an_engine_scores_the_probe_of_its_first_version_and_no_later_one(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.probe = PROBE
+        follow.publish(1)
+        await follow.changed()
+        assert follow.engine.calls == ["pause retract", "update 1", "resume", "probe"]
+        follow.step(2, "model.norm.weight")
+        await follow.changed()
+        assert follow.engine.calls[4:] == ["pause retract", "update 2", "resume"]
+
+
+@pytest.mark.parametrize("first", ["a snapshot", "a delta"])
+async def test_an_engine_of_another_policy_never_serves_and_ends_the_rollout(first: str, tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the conversation is what is tested
+        async with following(tmp_path) as follow:
+            if first == "a delta":
+                follow.publish(1)
+                await follow.changed()
+            follow.probe, follow.engine.moved = PROBE, 0.5
+            follow.publish(4) if first == "a snapshot" else follow.step(4, "model.norm.weight")
+            await asyncio.Event().wait()
+    (error,) = flatten(caught.value)
+    assert isinstance(error, ConfigurationError)
+    assert str(error).startswith(
+        "the server at http://scripted is not the learner's policy, and nothing was sampled: engine and"
+    )
+    assert not follow.sync.may_generate.is_set()
+    assert follow.sync.policy_version == (0 if first == "a snapshot" else 1)
 
 
 async def test_the_engine_gets_the_tensors_that_changed_since_the_version_that_it_serves(tmp_path: Path) -> None:

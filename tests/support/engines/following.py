@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import zmq.asyncio
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
+from gspo_protocol.messages import Probe
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Delta
 from gspo_services.rollout.metrics import RolloutMetrics
@@ -52,12 +55,16 @@ class Following:
         )
         # A file for each tensor: the engine loads the files with changed tensors.
         self.sync._replica = Replica(self.work_directory, shard_bytes=1)
+        self.probe: Probe | None = None
+        """Of the versions that are published from now on."""
         self._changed = asyncio.Event()
         self.sync.on_change(self._changed.set)
 
     def publish(self, version: int) -> None:
         self.newest = self.tensors(version)
-        self.served.store.add(snapshot_of(version, self.tensors(version).items()))
+        snapshot = snapshot_of(version, self.tensors(version).items())
+        manifest = structs.replace(snapshot.manifest, probe=self.probe)
+        self.served.store.add(dataclasses.replace(snapshot, manifest=manifest))
         self.sync.announce(version, self.served.endpoint)
 
     def step(self, version: int, *changed: str, damage: bool = False) -> None:
@@ -68,6 +75,7 @@ class Following:
         for name in changed:
             self.newest[name].view(-1)[0] += 1
         snapshot = snapshot_of(version, self.newest.items())
+        snapshot = dataclasses.replace(snapshot, manifest=structs.replace(snapshot.manifest, probe=self.probe))
         delta = encode_delta(newest, snapshot)
         assert delta is not None
         if damage:

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from safetensors import deserialize
 
-from gspo_protocol.messages import TensorInfo, VersionRun
+from gspo_protocol.messages import Probe, TensorInfo, VersionRun
 from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY, RankSums
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.engine_adapters import Adapter
@@ -76,6 +76,9 @@ class ScriptedEngine:
         """The parameters in each patch that was taken."""
         self.abilities: list[str] = []
         self.info = ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted")
+        self.url = "http://scripted"
+        self.moved = 0.0
+        """How far its log-probs of a probe are from the learner's."""
         self.adapters: Any = None
         """What it does with adapters, by a test's own script."""
         self.refuse_patch: str = ""
@@ -224,6 +227,10 @@ class ScriptedEngine:
     async def server_info(self) -> ServerInfo:
         loaders = [*(self.info.custom_weight_loader or ()), *self.abilities]
         return replace(self.info, tp_size=max(self.info.tp_size, len(self.ranks)), custom_weight_loader=loaders)
+
+    async def probed(self, probe: Probe) -> list[float]:
+        self.calls.append("probe")
+        return [logprob + self.moved for logprob in probe.logprobs]
 
     def serve(self, adapters: Mapping[str, Adapter]) -> None:
         self.adapters.serve(adapters)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gspo_protocol.messages import VersionRun
+from gspo_protocol.messages import Probe, VersionRun
 from gspo_services.rollout.sglang import client
 from gspo_services.rollout.sglang.client import EngineError, EngineRefused
 from gspo_services.rollout.sglang.engine_adapters import Adapter
@@ -135,6 +135,24 @@ async def test_log_probs_that_lack_a_token_are_an_error(logprobs: list[Any]) -> 
     async with scripted(lambda path, body: answer(200, {"meta_info": {"input_token_logprobs": logprobs}})) as (engine, _):
         with pytest.raises(EngineError, match="log-probs of 2 tokens were asked for"):
             await engine.adapters.prompt_logprobs("n", [1, 2, 3])
+
+
+async def test_a_probe_is_scored_window_by_window_with_the_adapter_that_is_served() -> None:
+    """Each token and its whole vocabulary take memory in the server."""
+
+    def score(path: str, body: Any) -> bytes:
+        places = range(body["logprob_start_len"], len(body["input_ids"]))
+        return answer(200, {"meta_info": {"input_token_logprobs": [[-float(place), 0, None] for place in places]}})
+
+    async with scripted(score) as (engine, asked):
+        found = await engine.probed(Probe(300, 50, [], "float32"))
+        engine.serve({"sums": ONE, "words": TWO})
+        await engine.probed(Probe(2, 50, [], "float32"))
+    spans = [(1, 64), (96, 128), (224, 256), (268, 300)]
+    assert found == [-float(place) for first, last in spans for place in range(first, last)]
+    bodies = [body for path, body in asked if path == "/generate"]
+    assert [(body["logprob_start_len"] + 1, len(body["input_ids"])) for body in bodies] == [*spans, (1, 2)]
+    assert [body.get("lora_path") for body in bodies] == [None, None, None, None, ONE.name]
 
 
 async def test_a_server_that_no_longer_has_the_adapter_fails_and_does_not_refuse_the_request() -> None:
