@@ -248,6 +248,8 @@ class Engine:
                     reason = true_reason(piece.finish_reason, tagger.num_given, tagger.last_given, sampling)
                     if reason == "abort" and request.cut and not request.is_over:
                         reason = None
+                    if reason == "stop":
+                        self._require_known_end(tagger.last_given, sampling)
                     if len(piece.token_ids) or reason is not None:
                         yield msgspec.structs.replace(piece, finish_reason=reason)
                 elif tagger.num_held > self._hold_limit_tokens and not request.cut:
@@ -256,6 +258,15 @@ class Engine:
                 if output.finish_reason is not None:
                     return
         raise EngineUnreachable(f"request {rid}: the engine closed the stream before its end")
+
+    def _require_known_end(self, token: int | None, sampling: SamplingParameters) -> None:
+        """Raises: EngineError for an answer that ended at a token which ends none here."""
+        if sampling.stop_token_ids and not sampling.ignore_eos and token not in sampling.stop_token_ids:
+            raise EngineError(
+                f"the server at {self.url} ended an answer at token {token}, and model.path ends answers at "
+                f"{', '.join(map(str, sampling.stop_token_ids))}: its config.json or generation_config.json is another one; "
+                "serve the files of model.path"
+            )
 
     async def stop_generating(self) -> None:
         """End every request on the server: the last piece of each has all its tokens, and the finish reason "abort".
