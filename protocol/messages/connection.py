@@ -81,6 +81,8 @@ class Welcome(Message, frozen=True, tag="welcome", forbid_unknown_fields=False):
     """Always these two: gspo 0.1.0 also had several brokers, and Welcome keeps its fields."""
     commit: LedgerCommit | None = None
     """The newest one of the broker's ledger; None from a weight server."""
+    begun_on: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
+    """The day on which the run began, as 26 Jul 2024 (for rollouts: templates may write it); empty: unknown."""
 
 
 class Refused(Message, frozen=True, tag="refused", forbid_unknown_fields=False):

@@ -238,6 +238,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         sampling=sampling_rules(settings),
         sources=sources_of(tasks["train"]),
         ladders=tasks["train"].ladders if isinstance(tasks["train"], LadderTasks) else (),
+        begun_on=datetime.now(tz=UTC).strftime("%d %b %Y"),
         data_digest=digest_of(tasks["train"]),
     )
 

@@ -360,6 +360,8 @@ class RunRow(Row, frozen=True, kw_only=True):
     """Trained batches in a row in which no answer had an advantage, since the last one that had a signal or stop..."""
     had_signal: bool = False
     """...and whether there ever was one."""
+    begun_on: str = ""
+    """The day of the first start, which templates may write: all prompts of a run have the same."""
     experts: ModelExperts | None = None
     """What a learner has told of the experts that engines report; None: nothing."""
 

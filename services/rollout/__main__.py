@@ -148,8 +148,6 @@ async def _generate(
         )
     except TokenizerError as error:
         raise ConfigurationError(str(error)) from error
-    if tokenizer.template.reads_clock(tokenizer.template_arguments):
-        log.warning("template_writes_the_date", way_out='model.template_arguments = { date_string = "26 Jul 2024" } pins it')
     security = Security.load(settings.security, "rollout", arguments.name)
     context = zmq.asyncio.Context()
     try:
@@ -199,6 +197,7 @@ async def _generate(
                 metrics=metrics,
                 sharing=None if lock is None else TimeSharing(sync),
                 groups=group_rewards(settings, policy, comparing),
+                run_began=tokenizer.run_began,
             )
             started.set()
             health.opened()

@@ -1,7 +1,7 @@
 """A rollout: one SGLang server and the episodes in flight on it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -66,9 +66,10 @@ class RolloutService:
         sharing: TimeSharing | None = None,
         groups: GroupRewards | None = None,
         heartbeat_s: float = HEARTBEAT_S,
+        run_began: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``sharing``: of the engine's device; None: it is the engine's alone. ``groups``: compares answers; None: nothing
-        does (``reward.group``)."""
+        does (``reward.group``). ``run_began``: told on which day, before the first lease."""
         self._episodes = episodes
         self._broker = broker
         self._sync = sync
@@ -79,6 +80,7 @@ class RolloutService:
         self._heartbeat_s = heartbeat_s
         self._sharing = sharing
         self._groups = groups
+        self._run_began = run_began
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._seen = WorkSeen()
@@ -161,6 +163,7 @@ class RolloutService:
             # Followed also back to what is left after a loss.
             self._sync.announce(message.policy_version, message.weights_endpoint)
         if isinstance(message, Welcome):
+            self._run_began(message.begun_on)
             self._requests.welcomed()
             self._said = None
             self._wake.set()

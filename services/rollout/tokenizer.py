@@ -78,6 +78,15 @@ class ChatTokenizer:
         self._has_token = np.zeros(largest + 1, dtype=bool)
         self._has_token[list(known)] = True
         self.stop_ids = self._stop_ids(directory, model_config, specials.get("eos_token"))
+        pins = "date_string" in self.template_arguments
+        self._follows_clock = not pins and self.template.reads_clock(self.template_arguments)
+
+    def run_began(self, day: str) -> None:
+        """From now on the template is told that this is the day, unless a variable pins another; empty: it is not known."""
+        if day and self._follows_clock and self.template_arguments.get("date_string") != day:
+            # In place: renderers have the same variables.
+            self.template_arguments["date_string"] = day
+            self._remembered.clear()
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids of a new conversation, ready for the assistant's first turn. Those of a few newest are remembered."""

@@ -61,5 +61,7 @@ class LedgerConfig:
     """The sources of the training tasks; none: one, of ``num_train_tasks``."""
     ladders: tuple[Ladder, ...] = ()
     """The ladders of the training tasks, which then have no end."""
+    begun_on: str = ""
+    """Today, for a run that begins now; empty: a run has no day."""
     data_digest: str = ""
     """Digest of the training tasks' identities; empty without identities."""

@@ -171,6 +171,7 @@ class Ledger:
             weights_endpoint=newest.endpoint if newest is not None else "",
             next_batch=self.state.batches.checkpointed,
             fingerprint=self.state.config.fingerprint,
+            begun_on=self.state.run.begun_on,
         )
         return [*actions, Reply(to=sender, message=welcome), *self._advance(now)]
 

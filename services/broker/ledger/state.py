@@ -57,7 +57,8 @@ class State:
         self.num_filtered_groups = contents.num_filtered_groups
         # Tasks of ladders never come again.
         self.task_passes = {} if config.ladders else dict(contents.task_passes)
-        self.run = replace(contents.run, data_digest=config.data_digest)
+        begun_on = contents.run.begun_on or config.begun_on
+        self.run = replace(contents.run, data_digest=config.data_digest, begun_on=begun_on)
 
     @property
     def stop_reason(self) -> str:

@@ -61,9 +61,9 @@ def _template(part: Mapping[str, Any] | None) -> Iterator[Finding]:
     if part.get("reads_clock"):
         today = datetime.now().strftime("%d %b %Y")
         yield Finding(
-            check="chat template", status="warn", basis="tried",
-            text="it writes the date of the day: prompts of one task differ from day to day, and after a resume",
-            way_out=f'pin it for the whole run: model.template_arguments = {{ date_string = "{today}" }}',
+            check="chat template", status="note", basis="tried",
+            text="it writes the date of the day: all prompts of a run have that of its first start",
+            way_out=f'for the same in other runs and in gspo eval: model.template_arguments = {{ date_string = "{today}" }}',
         )  # fmt: skip
     if "refuses" in part or not part["keeps_answers"]:
         text = str(part.get("refuses", "it drops what the assistant said"))

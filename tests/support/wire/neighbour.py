@@ -21,7 +21,7 @@ KNOWN: Final[dict[str, dict[str, tuple[type, ...]]]] = {
     "welcome": {
         "protocol_version": (int,), "run_id": (str,), "policy_version": (int,), "trained_batches": (int,),
         "weights_digest": (str,), "weights_endpoint": (str,), "next_batch": (int,), "fingerprint": (str,), "session": (str,),
-        "broker": (int,), "num_brokers": (int,), "commit": (list, _NONE),
+        "broker": (int,), "num_brokers": (int,), "commit": (list, _NONE), "begun_on": (str,),
     },
     "refused": {
         "reason": (str,), "message_type": (str,), "fatal": (bool,), "retry_s": (float,), "session": (str,),

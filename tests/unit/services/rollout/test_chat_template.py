@@ -293,3 +293,21 @@ def test_tools_that_move_with_the_last_message_are_not_bridged(tmp_path: Path) -
     said = tokenizer.encode("2<|end|>")
     assert renderer.bridge(renderer.prompt_ids([USER], [TOOL]), said, [USER], [TOOL]) is None
     assert renderer.bridge(renderer.prompt_ids([USER]), said, [USER]) == tokenizer.observation_ids([USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [(LLAMA, "Today: 03 Feb 2021|"), ("{{ strftime_now('%B %d, %Y') }}", "February 03, 2021<")]
+)
+def test_prompts_have_the_day_on_which_the_run_began(template: str, said: str, tmp_path: Path) -> None:
+    """Also those that were rendered before it was known."""
+    ours = ChatTokenizer(model(tmp_path / "model", template + TURNS))
+    before = ours.prompt_ids([USER])
+    ours.run_began("")
+    assert ours.prompt_ids([USER]) == before
+    ours.run_began("03 Feb 2021")
+    assert ours.render([USER]).startswith(said)
+    assert ours.prompt_ids([USER]) == ours.encode(ours.render([USER]))
+    for chosen in ("26 Jul 2024", "a Tuesday"):
+        pinned = ChatTokenizer(model(tmp_path / chosen, LLAMA + TURNS), {"date_string": chosen})
+        pinned.run_began("03 Feb 2021")
+        assert pinned.render([USER]).startswith(f"Today: {chosen}|")

@@ -316,9 +316,7 @@ async def test_of_requests_that_are_refused_together_only_the_guilty_one_is_refu
 async def test_an_answer_that_ends_at_a_token_which_ends_none_here_shows_other_files() -> None:
     """A server stops at the end tokens of its own files, whatever a request names."""
     async with scripted(lambda path, body: answer(200, event([5, 6], 2, "stop"))) as (engine, _):
-        with pytest.raises(
-            EngineError, match=r"ended an answer at token 6, and model.path ends answers at 2, 7: "
-        ):
+        with pytest.raises(EngineError, match=r"ended an answer at token 6, and model.path ends answers at 2, 7: "):
             await ask(engine, stop_token_ids=(2, 7))
         assert [piece.finish_reason for piece in await ask(engine, stop_token_ids=(6,))] == ["stop"]
         assert [piece.finish_reason for piece in await ask(engine)] == ["stop"]

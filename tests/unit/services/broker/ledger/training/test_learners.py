@@ -21,7 +21,7 @@ from gspo_protocol.messages import (
 )
 from gspo_services.broker.ledger.actions import SessionKey
 from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S
-from tests.support.broker.ledger import LEARNER, delivered, replies
+from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 from tests.support.broker.peers import VOCABULARY
 
@@ -205,3 +205,11 @@ def test_a_process_of_another_run_takes_nobodys_place() -> None:
 def test_a_message_that_a_role_does_not_send_is_refused() -> None:
     (refused,) = replies(harness().send(R1, StopRequest(reason="mine now")), Refused)
     assert refused.reason == "stop_request: not expected from a rollout"
+
+
+def test_a_run_keeps_the_day_of_its_first_start_which_rollouts_are_told() -> None:
+    world = LedgerHarness(config=config_with(begun_on="26 Jul 2024"))
+    world.hello(LEARNER, "learner")
+    world.config = config_with(begun_on="27 Jul 2024")
+    world.restart()
+    assert [welcome.begun_on for welcome in replies(world.hello(R1), Welcome)] == ["26 Jul 2024"]
