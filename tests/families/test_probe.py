@@ -1,7 +1,6 @@
 """Real servers beside the learner's probe: one that differs is named before it generates, a healthy pair is not.
 
-Healthy pairs of families, of servers of two ranks and of adapters: ``test_served.py``, ``tests/ranks/test_server_ranks.py``,
-``tests/integration/weights/test_adapters.py``.
+Healthy pairs of families, and of servers of two ranks: ``test_served.py``, ``tests/ranks/test_server_ranks.py``.
 """
 
 from __future__ import annotations

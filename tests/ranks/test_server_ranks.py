@@ -26,13 +26,14 @@ from gspo_services.rollout.sglang import (
     SamplingParameters,
     ServerOptions,
 )
-from gspo_services.rollout.weights import loader
+from gspo_services.rollout.weights import loader, require_same_policy
 from gspo_services.rollout.weights.file import write_arrays
 from gspo_services.rollout.weights.patch import write_patch
 from gspo_services.rollout.weights.verify import Verification, Verifier
 from gspo_services.shared.weights import INDICES, VALUES, ShardBytes, Spread, patch_file, shards
 from tests.support.learner.tiny_model import checkpoint_tensors, reference_logprobs, save_tiny_dense, save_tiny_model
 from tests.support.policy.families import save_family
+from tests.support.policy.probed import learners_probe
 from tests.support.wire.patched import counted_updates, patched
 from tests.support.wire.verified import verify_loaded
 
@@ -106,6 +107,7 @@ async def require_served(ranks: Ranks, kv_heads: int = KV_HEADS) -> None:
     ids, logprobs = await sampled(ranks, prompt)
     expected = reference_logprobs(ranks.model, prompt + ids)[len(prompt) - 1 :]
     assert np.abs(np.array(logprobs) - expected).max() < CLOSE
+    await require_same_policy(ranks.engine, learners_probe(ranks.base))
 
 
 async def test_a_server_of_two_ranks_follows_twenty_versions_bit_for_bit(
