@@ -17,7 +17,7 @@ RatioUnit = Literal["sequence", "turn", "token"]
 Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
-Surrogate = Literal["clip", "cispo", "sapo", "dppo", "m2po", "gmpo"]
+Surrogate = Literal["clip", "cispo", "sapo", "dppo", "m2po", "m2po_clip", "vespo", "gmpo"]
 """What each token adds to J: see ``gspo.options.surrogates``."""
 
 TisMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "reject_tokens", "off"]
@@ -151,8 +151,10 @@ class Objective:
     surrogate: Surrogate = "clip"
     """What each token adds to the objective. clip: PPO's clipped surrogate, min(s A, clip(s) A). The others need ratio_unit
     token. cispo (MiniMax-M1, ScaleRL): log pi, weighted by the capped ratio. sapo: a soft gate. dppo: without tokens that
-    moved too far from the behaviour policy. m2po: without those of the largest log-ratios. gmpo: the geometric mean of
-    clipped ratios. Only clip and gmpo have a clip range."""
+    moved too far from the behaviour policy. m2po: without those of the largest log-ratios (AReaL's). m2po_clip: M2PO as its
+    authors have it, clipped where a second moment ends, at the earliest at eps. vespo: log pi, weighted by a kernel of the
+    product of a sequence's ratios. gmpo: the geometric mean of clipped ratios. Only clip, m2po_clip and gmpo have a clip
+    range."""
 
     cispo_cap: Annotated[float, Range(low=1.0, low_open=True)] = 5.0
     """For surrogate = "cispo": the largest weight of a token. MiniMax-M1 gives no value; 5 is what TRL takes for ScaleRL."""
@@ -172,7 +174,7 @@ class Objective:
 
     m2po_bound: Annotated[float, _POSITIVE] = 0.04
     """For surrogate = "m2po": the largest mean of (log s)^2, nats squared. The largest are masked until the rest of the
-    micro-batch is within it."""
+    micro-batch is within it. For "m2po_clip": that of the tokens that the clip could reach, which are clipped until then."""
 
     learning_rate_by_ess: bool = False
     """Multiply the learning rate of each optimizer step by sqrt(rho), the effective sample size of its sequences as a
@@ -269,8 +271,20 @@ class Objective:
 
     @classmethod
     def m2po(cls) -> Self:
-        """M2PO (arXiv 2510.01161): second moment 0.04, over all tokens of the step."""
+        """M2PO (arXiv 2510.01161) as AReaL has it: second moment 0.04, over all tokens of the step."""
         return cls(surrogate="m2po", ratio_unit="token", aggregation="token")
+
+    @classmethod
+    def m2po_clip(cls) -> Self:
+        """M2PO as its authors have it: 0.04 over the tokens that the clip could reach, and no clip inside 0.7 to 1.5."""
+        plain = cls(surrogate="m2po_clip", ratio_unit="token", aggregation="token", eps_low=0.3, eps_high=0.5)
+        return replace(plain, clip_calibration="off", noise_z=0.0)
+
+    @classmethod
+    def vespo(cls) -> Self:
+        """VESPO (arXiv 2602.10693): k and lambda 2 and 3 where the advantage is not negative, else 3 and 2; all tokens of
+        the step; log-ratios of tokens within 20, as its authors' code has them."""
+        return cls(surrogate="vespo", ratio_unit="token", aggregation="token", log_ratio_clamp=20.0)
 
     @classmethod
     def gmpo(cls) -> Self:

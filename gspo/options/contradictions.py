@@ -6,8 +6,11 @@ import math
 from dataclasses import fields
 from typing import Any, Final
 
-WITHOUT_RANGE: Final = frozenset({"cispo", "sapo", "dppo", "m2po"})
+WITHOUT_RANGE: Final = frozenset({"cispo", "sapo", "dppo", "m2po", "vespo"})
 """The surrogates that have no clip range."""
+OF_BEHAVIOUR: Final = frozenset({"dppo", "m2po", "m2po_clip", "vespo"})
+"""The surrogates that look at the distance from the behaviour policy."""
+_OF_M2PO: Final = ("m2po", "m2po_clip")
 OF_THE_RANGE: Final = ("eps_low", "eps_high", "clip_range_growth", "noise_z", "clip_calibration", "adaptive_clip_target")
 CAPS: Final = ("dual_clip", "cispo_cap", "dppo_cap")
 
@@ -33,7 +36,7 @@ def _require_the_surrogates_own(objective: Any) -> None:
             given[field.name] = getattr(objective, field.name)
     for name, value in given.items():
         owner = name.partition("_")[0]
-        if owner in (*WITHOUT_RANGE, "gmpo") and owner != surrogate:
+        if owner in (*WITHOUT_RANGE, "gmpo") and owner != surrogate and not (owner == "m2po" and surrogate in _OF_M2PO):
             raise ValueError(
                 f"{name} is {value!r} with surrogate {surrogate!r}, which ignores it: an objective has one surrogate. Leave "
                 f"{name} out, or set surrogate = {owner!r}"
@@ -52,9 +55,9 @@ def _require_the_surrogates_own(objective: Any) -> None:
                 f"{name} is {given[name]!r} with surrogate {surrogate!r}, which has no such bound and ignores it. "
                 f"Leave {name} out, or set surrogate = 'clip'"
             )
-    if surrogate in ("dppo", "m2po") and objective.anchor == "proximal":
+    if surrogate in OF_BEHAVIOUR and objective.anchor == "proximal":
         raise ValueError(
-            f"anchor is 'proximal' with surrogate {surrogate!r}, which masks by the distance from the behaviour policy. Set "
+            f"anchor is 'proximal' with surrogate {surrogate!r}, which goes by the distance from the behaviour policy. Set "
             "anchor = 'behaviour', or surrogate = 'clip'"
         )
 

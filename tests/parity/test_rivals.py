@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,15 @@ from gspo import Objective, objective_loss
 from tests.parity.batch import PaddedBatch, random_batch
 
 pytestmark = pytest.mark.parity
+
+
+@pytest.fixture(autouse=True)
+def their_numbers_in_float64() -> Iterator[None]:
+    """torch.where of two Python numbers, as TRL writes SAPO's temperatures, has the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
 
 TheirLoss = Callable[[Tensor, PaddedBatch], Tensor]
 
@@ -61,6 +70,7 @@ TRL: dict[str, tuple[Objective, dict[str, Any], float]] = {
     # The cap is lowered so that ratios of these batches reach it.
     "cispo": (replace(Objective.cispo(), cispo_cap=1.3), {"level": "token", "eps_low": 0.2, "eps_high": 1.3}, 0.25),
     "sapo": (Objective.sapo(), {"level": "token", "eps_low": 0.2, "eps_high": 0.2}, 0.6),
+    "vespo": (Objective.vespo(), {"level": "token", "eps_low": 0.2, "eps_high": 0.2}, 0.1),
     "luspo": (Objective.luspo(), {"level": "sequence", "eps_low": 2e-3, "eps_high": 2.5e-3}, 3e-3),
 }
 

@@ -26,6 +26,8 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "sapo": {"surrogate": "sapo", "ratio_unit": "token"},
     "dppo": {"surrogate": "dppo", "ratio_unit": "token"},
     "m2po": {"surrogate": "m2po", "ratio_unit": "token"},
+    "m2po_clip": {"surrogate": "m2po_clip", "ratio_unit": "token", "eps_low": 0.3, "eps_high": 0.5},
+    "vespo": {"surrogate": "vespo", "ratio_unit": "token"},
     "gmpo": {"surrogate": "gmpo", "ratio_unit": "token", "eps_low": 0.33, "eps_high": 0.49},
     "wider with lag": {"clip_range_growth": 0.5},
     "rate by sample size": {"learning_rate_by_ess": True},

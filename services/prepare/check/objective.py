@@ -61,6 +61,8 @@ def _surrogate(objective: Objective) -> str:
         "sapo": f"sapo, temperatures {objective.sapo_tau_positive:g} / {objective.sapo_tau_negative:g}",
         "dppo": f"dppo, probabilities within {objective.dppo_bound:g}, ratios up to {objective.dppo_cap:g}",
         "m2po": f"m2po, second moment up to {objective.m2po_bound:g}",
+        "m2po_clip": f"m2po_clip, second moment up to {objective.m2po_bound:g} beyond {clip}",
+        "vespo": "vespo",
         "gmpo": f"gmpo, {clip}",
     }
     by_ess = ", learning rate by effective sample size" if objective.learning_rate_by_ess else ""

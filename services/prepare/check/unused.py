@@ -15,12 +15,12 @@ from gspo_services.shared.settings import SCHEDULED, Evaluation, Scheduled, curv
 MANY_MICRO_BATCHES: Final = 64
 MUCH_EVALUATION: Final = 0.5
 _OF_RIVALS: Final = {
-    "cispo": ("cispo_cap",),
-    "sapo": ("sapo_tau_positive", "sapo_tau_negative"),
-    "dppo": ("dppo_bound", "dppo_cap"),
-    "m2po": ("m2po_bound",),
+    ("cispo",): ("cispo_cap",),
+    ("sapo",): ("sapo_tau_positive", "sapo_tau_negative"),
+    ("dppo",): ("dppo_bound", "dppo_cap"),
+    ("m2po", "m2po_clip"): ("m2po_bound",),
 }
-"""Settings that one surrogate has. Another value than the default is refused; the default itself does nothing."""
+"""Settings that these surrogates alone have. Another value than the default is refused; the default itself does nothing."""
 
 
 def unused_findings(situation: Situation) -> Iterator[Finding]:
@@ -82,9 +82,9 @@ def _rules_of_objective(situation: Situation) -> Iterator[tuple[list[str], str]]
     ):  # fmt: skip
         if mode not in modes:
             yield [f"objective.{key}"], f'for tis_mode = "{modes[0]}", and it is "{mode}"'
-    for rival, names in _OF_RIVALS.items():
-        if objective.surrogate != rival:
-            yield [f"objective.{name}" for name in names], f'for objective.surrogate = "{rival}"'
+    for rivals, names in _OF_RIVALS.items():
+        if objective.surrogate not in rivals:
+            yield [f"objective.{name}" for name in names], f'for objective.surrogate = "{rivals[0]}"'
     if objective.kl_coefficient == 0:
         yield ["objective.kl_estimator", "objective.kl_in"], "objective.kl_coefficient is 0"
     if not settings.distillation.teacher:

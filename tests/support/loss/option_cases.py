@@ -47,6 +47,8 @@ RIVALS: Final[dict[str, dict[str, Any]]] = {
     "sapo": {"surrogate": "sapo", "ratio_unit": "token", "sapo_tau_positive": 2.0, "sapo_tau_negative": 3.0},
     "dppo": {"surrogate": "dppo", "ratio_unit": "token", "dppo_bound": 0.03, "dppo_cap": 1.2},
     "m2po": {"surrogate": "m2po", "ratio_unit": "token", "m2po_bound": 0.02},
+    "m2po_clip": {"surrogate": "m2po_clip", "ratio_unit": "token", "eps_low": 0.02, "eps_high": 0.02, "m2po_bound": 0.003},
+    "vespo": {"surrogate": "vespo", "ratio_unit": "token"},
     "gmpo": {"surrogate": "gmpo", "ratio_unit": "token", "eps_low": 0.1, "eps_high": 0.1},
 }
 """The surrogates beside the clip, with bounds that the random steps reach."""

@@ -105,6 +105,7 @@ def oracle_loss(
     num_counted = len({s.episode for s in sequences}) + spare
     num_tokens = sum(len(s.actions) for s in sequences)
     kept = m2po_kept(objective, sequences) if objective.surrogate == "m2po" else frozenset()
+    tau = m2po_tau(objective, sequences) if objective.surrogate == "m2po_clip" else 0.0
     J = Number(0.0)
     for i, sequence in enumerate(sequences):
         of_episode = sum(len(other.actions) for other in sequences if other.episode == sequence.episode)
@@ -114,7 +115,7 @@ def oracle_loss(
                 "token": lambda: 1 / num_tokens,
                 "constant": lambda: 1 / num_counted / (objective.aggregation_tokens or 0),
             }[objective.aggregation]()
-            J = J + _term(objective, sequence, i, t, sigma, clip_scale, measured, kept) * share
+            J = J + _term(objective, sequence, i, t, sigma, clip_scale, measured, kept, tau) * share
     loss = J * -1.0
     return OracleResult(
         loss.value,
@@ -132,6 +133,7 @@ def _term(
     k: float,
     measured: Measurement,
     kept: frozenset[tuple[int, int]],
+    tau: float,
 ) -> Number:
     """What token t of sequence i adds to J, before its share."""
     clamp = objective.log_ratio_clamp
@@ -141,11 +143,13 @@ def _term(
     logp = Number(y.logprobs[t], {("logprob", i, t): 1.0})
     s = (logp - sg(logp) + log_s_u).exp()
     log_bounds = _bounds(objective, y, len(unit), sigma, k, measured)
+    if objective.surrogate == "m2po_clip":
+        log_bounds = min(log_bounds[0], -tau), max(log_bounds[1], tau)
     weighted = y.advantages[t] * _weight(objective, y, t)
     unclipped = s * weighted
     clipped = _number(min(max(s.value, math.exp(log_bounds[0])), math.exp(log_bounds[1])) * weighted)
     term = unclipped if unclipped.value <= clipped.value else clipped
-    if objective.surrogate != "clip":
+    if objective.surrogate not in ("clip", "m2po_clip"):
         term = _rival(objective, y, t, logp, s, weighted, log_bounds, (i, t) in kept)
     if objective.dual_clip is not None and weighted < 0 and objective.dual_clip * weighted > term.value:
         term = _number(objective.dual_clip * weighted)
@@ -182,6 +186,11 @@ def _rival(
         return s * (min(r, objective.dppo_cap) / r * weighted)
     if objective.surrogate == "m2po":
         return s * weighted if kept else Number(0.0)
+    if objective.surrogate == "vespo":  # sg[e^l W^k e^(-l W)] A log pi, W from 1e-8 to e^20
+        moved = [_clamped(y.logprobs[u] - y.behaviour[u], objective.log_ratio_clamp) for u in y.actions]
+        log_w = min(max(math.fsum(moved), math.log(1e-8)), 20.0)
+        power, decay = (2.0, 3.0) if weighted >= 0 else (3.0, 2.0)
+        return logp * (math.exp(decay + power * log_w - decay * math.exp(log_w)) * weighted)
     assert objective.surrogate == "gmpo", objective.surrogate
     # The exponential of the mean of one-sidedly clipped log-ratios; a clipped token has no gradient.
     anchor = y.proximal if objective.anchor == "proximal" else y.behaviour
@@ -204,6 +213,24 @@ def m2po_kept(objective: Objective, sequences: Sequence[OracleSequence]) -> froz
     while squares and math.fsum(squares.values()) / len(squares) > objective.m2po_bound:
         del squares[max(squares, key=lambda token: squares[token])]
     return frozenset(squares)
+
+
+def m2po_tau(objective: Objective, sequences: Sequence[OracleSequence]) -> float:
+    """The bound of |log s| that the authors of M2PO give a call; infinite where the second moment is within its bound.
+
+    Harmful tokens are those of A > 0 above and of A < 0 below 1. Their squares may count up to one of themselves, the
+    largest with which the sum stays below the bound; 1e-12 less, so that this one is clipped as well."""
+    squares = []
+    for y in sequences:
+        for t in y.actions:
+            moved = _clamped(y.logprobs[t] - y.behaviour[t], objective.log_ratio_clamp)
+            if (moved > 0 and y.advantages[t] > 0) or (moved < 0 and y.advantages[t] < 0):
+                squares.append(moved**2)
+    if not squares or math.fsum(squares) / len(squares) <= objective.m2po_bound:
+        return math.inf
+    budget = objective.m2po_bound * len(squares)
+    fit = [v for v in squares if math.fsum(min(other, v) for other in squares) < budget]
+    return math.sqrt(max(0.0, max(fit) - 1e-12)) if fit else 0.0
 
 
 def _k(estimator: str, d: Number) -> Number:

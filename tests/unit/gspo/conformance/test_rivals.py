@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -27,8 +29,8 @@ TOLERANCE = 1e-12
 PROXIMAL = [name for name, changed in OPTIONS.items() if changed.get("anchor") == "proximal"]
 REFUSED = {
     *((rival, "dual clip") for rival in RIVALS),
-    *((rival, "range by lag and sigma") for rival in RIVALS if rival != "gmpo"),
-    *((rival, name) for rival in ("dppo", "m2po") for name in PROXIMAL),
+    *((rival, "range by lag and sigma") for rival in RIVALS if rival not in ("gmpo", "m2po_clip")),
+    *((rival, name) for rival in ("dppo", "m2po", "m2po_clip", "vespo") for name in PROXIMAL),
     ("cispo", "clamp"),
     ("dppo", "clamp"),
 }
@@ -40,8 +42,12 @@ def agrees_with_the_oracle(library: Gspo, names: tuple[str, ...], seed: int) -> 
     case = random_case(Random(seed), objective, episodes=EPISODES in names)
     members = list(range(len(case.sequences)))
     expected, cut = case.oracle(objective), len(members) // 2
-    # The tokens that M2PO masks are those of a call.
-    splits = [[members]] if "m2po" in names else [[members], [part for part in (members[cut:], members[:cut]) if part]]
+    # The tokens that M2PO masks or clips are those of a call.
+    splits = (
+        [[members]]
+        if {"m2po", "m2po_clip"} & set(names)
+        else [[members], [part for part in (members[cut:], members[:cut]) if part]]
+    )
     for parts in splits:
         actual = fast_loss(objective, case, parts, library=library)
         assert actual.loss == pytest.approx(expected.loss, rel=TOLERANCE, abs=TOLERANCE), f"seed {seed}, parts {parts}"
@@ -82,6 +88,17 @@ BUGS = [
     ("m2po", "torch.where(kept_T, x.log_s_T", "torch.where(~kept_T, x.log_s_T"),
     ("m2po", ".sort(stable=True)", ".sort(stable=True, descending=True)"),
     ("m2po", "torch.where(mask_T, moved_T.double().square(), math.inf)", "moved_T.double().square()"),
+    ("m2po_clip", "moved_T.sign() * x.weighted_T.sign() > 0", "x.weighted_T != 0"),
+    ("m2po_clip", "(sorted_T - M2PO_LESS) * (num - count_T)", "0"),
+    ("m2po_clip", "torch.where(within, math.inf, ", "torch.where(within, 0.0, "),
+    ("m2po_clip", "(largest - M2PO_LESS).clamp", "largest.clamp"),
+    ("m2po_clip", "x.log_lo_T.double().minimum(-tau)", "-tau.expand_as(moved_T)"),
+    ("m2po_clip", "x.log_hi_T.double().maximum(tau)", "x.log_hi_T"),
+    ("vespo", "sums_S.clamp(*VESPO_REACH)", "sums_S.clamp(0.0, VESPO_REACH[1])"),
+    ("vespo", "l_T + k_T * log_w_T", "k_T * log_w_T"),
+    ("vespo", "negative_T = x.weighted_T < 0", "negative_T = x.weighted_T > 0"),
+    ("vespo", "sums_S.clamp(*VESPO_REACH)[inputs.sequence_ids_T]", "x.log_s_T.detach().double()"),
+    ("vespo", "phi_T * x.weighted_T * inputs.logp_T", "phi_T * x.weighted_T * x.log_s_T"),
     ("gmpo", "inputs, value_T = x.inputs, clipped_T.detach()", "inputs, value_T = x.inputs, x.log_s_T.detach()"),
     ("gmpo", "torch.where(plain.high_T, x.log_hi_T, x.log_lo_T)", "torch.where(plain.high_T, x.log_lo_T, x.log_hi_T)"),
     ("gmpo", "clipped_T - value_T + mean_S", "x.log_s_T - x.log_s_T.detach() + mean_S"),
@@ -132,7 +149,9 @@ def loss_of(objective: Objective, log_ratios: list[float], advantage: float = 1.
     return output, (-logprobs_T.grad * len(log_ratios)).tolist()
 
 
-PRESETS = [Objective.cispo(), Objective.sapo(), Objective.m2po(), Objective.gmpo()]
+PRESETS = [
+    Objective.cispo(), Objective.sapo(), Objective.m2po(), Objective.m2po_clip(), Objective.vespo(), Objective.gmpo(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("objective", PRESETS, ids=lambda objective: objective.surrogate)
@@ -147,6 +166,7 @@ def test_with_wide_bounds_each_has_the_gradient_of_the_unclipped_ratio(advantage
         Objective(surrogate="cispo", ratio_unit="token", cispo_cap=1e3),
         Objective(surrogate="dppo", ratio_unit="token", dppo_bound=0.999, dppo_cap=1e3),
         Objective(surrogate="m2po", ratio_unit="token", m2po_bound=1e3),
+        replace(Objective.m2po_clip(), m2po_bound=1e3),
     ]
     for objective in wide:
         output, gradient = loss_of(objective, moved, advantage)
@@ -176,7 +196,7 @@ def test_a_narrow_gate_of_sapo_removes_more_and_says_how_much() -> None:
         objective = Objective(surrogate="sapo", ratio_unit="token", sapo_tau_positive=tau)
         output, gradient = loss_of(objective, [0.4, 0.4])
         share = output.stats.clipped_high_S.item()
-        assert gradient[0] == pytest.approx((1 - share) * torch.tensor(0.4).double().exp().item(), rel=1e-7)
+        assert gradient[0] == pytest.approx((1 - share) * math.exp(0.4), rel=1e-7)
         shares.append(share)
     assert 0 < shares[0] < 1e-4 < shares[1] < shares[2] < 1
 
@@ -188,6 +208,8 @@ def test_a_narrow_gate_of_sapo_removes_more_and_says_how_much() -> None:
         (Objective(surrogate="dppo", ratio_unit="token"), [0.9, 0.1, -0.9, 0.0], 1.0, (0.25, 0.0)),
         (Objective(surrogate="dppo", ratio_unit="token"), [0.9, 0.1, -0.9, 0.0], -1.0, (0.0, 0.25)),
         (Objective.m2po(), [0.9, 0.1, -0.9, 0.0], 1.0, (0.25, 0.25)),
+        (Objective.m2po_clip(), [0.9, 0.1, -0.9, 0.0], 1.0, (0.25, 0.0)),
+        (Objective.m2po_clip(), [0.9, 0.1, -0.9, 0.0], -1.0, (0.0, 0.25)),
         (Objective.gmpo(), [0.9, 0.1, -0.9, 0.0], 1.0, (0.25, 0.0)),
     ],
 )
@@ -223,7 +245,7 @@ def test_m2pos_bound_holds_in_any_split() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"surrogate": "ppo"}, "surrogate is 'ppo'; choose one of clip, cispo, sapo, dppo, m2po, gmpo"),
+        ({"surrogate": "ppo"}, "surrogate is 'ppo'; choose one of clip, cispo, sapo, dppo, m2po, m2po_clip, vespo, gmpo"),
         ({"surrogate": "cispo"}, "surrogate is 'cispo' with ratio_unit 'sequence'.*Set ratio_unit = 'token'"),
         (
             {"surrogate": "cispo", "ratio_unit": "token", "m2po_bound": 0.1},
@@ -255,6 +277,7 @@ def test_the_presets_have_the_settings_of_their_authors() -> None:
     assert (Objective.sapo().sapo_tau_positive, Objective.sapo().sapo_tau_negative) == (1.0, 1.05)
     assert (Objective.icepop().tis_token_floor, Objective.icepop().weight_cap) == (0.5, 5.0)
     assert (Objective.dppo(aggregation_tokens=9).dppo_bound, Objective.m2po().m2po_bound) == (0.15, 0.04)
+    assert (Objective.m2po_clip().eps_low, Objective.m2po_clip().eps_high) == (0.3, 0.5)
     assert (Objective.luspo().eps_low, Objective.luspo().eps_high) == (2e-3, 2.5e-3)
     assert (Objective.gmpo().eps_low, Objective.gmpo().eps_high) == pytest.approx((0.329680, 0.491825), abs=1e-6)
     with pytest.raises(ValueError, match=r"dual_clip is 3\.0 with a surrogate"):

@@ -59,8 +59,9 @@ def half_still(groups: list[TrainGroup]) -> list[TrainGroup]:
 FORMS: list[dict[str, Any]] = [
     {}, {"anchor": "proximal", "tis_mode": "truncate_tokens"}, {"aggregation": "token"}, {"dual_clip": 3.0},
     {"kl_coefficient": 0.1, "kl_in": "loss"}, {"kl_coefficient": 0.1, "kl_in": "reward"}, {"entropy_coefficient": 0.1},
-    *({"surrogate": name, "ratio_unit": "token"} for name in get_args(Surrogate) if name not in ("clip", "gmpo")),
-    {"surrogate": "gmpo", "ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27},
+    *({"surrogate": name, "ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27} for name in get_args(Surrogate)[1:]
+      if name in ("gmpo", "m2po_clip")),
+    *({"surrogate": name, "ratio_unit": "token"} for name in get_args(Surrogate)[1:] if name not in ("gmpo", "m2po_clip")),
 ]  # fmt: skip
 
 
@@ -282,13 +283,17 @@ RIVALS = [
     Objective.sapo(),
     Objective.dppo(aggregation_tokens=12),
     Objective.m2po(),
+    Objective.m2po_clip(),
+    Objective.vespo(),
     Objective.gmpo(),
     Objective.icepop(),
     Objective.luspo(),
 ]
 
 
-@pytest.mark.parametrize("objective", RIVALS, ids=["cispo", "sapo", "dppo", "m2po", "gmpo", "icepop", "luspo"])
+@pytest.mark.parametrize(
+    "objective", RIVALS, ids=["cispo", "sapo", "dppo", "m2po", "m2po_clip", "vespo", "gmpo", "icepop", "luspo"]
+)
 def test_a_rival_of_the_clip_trains_a_batch_and_says_what_it_took(objective: Objective) -> None:
     groups = own_logprobs(BigramEngine(), random_groups(4, 4, seed=1), noise=1.5)
     metrics = train(BigramEngine(), groups, objective, num_mini_batches=2).metrics

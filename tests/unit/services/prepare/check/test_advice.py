@@ -182,6 +182,11 @@ def test_bfloat16_against_the_papers_clip_range_is_a_warning_until_it_is_steered
         ({"surrogate": "sapo", "learning_rate_by_ess": True}, "sapo, temperatures 1 / 1.05, learning rate by effective"),
         ({"surrogate": "dppo"}, "dppo, probabilities within 0.15, ratios up to 20"),
         ({"surrogate": "m2po"}, "m2po, second moment up to 0.04"),
+        (
+            {"surrogate": "m2po_clip", "eps_low": 0.3, "eps_high": 0.5, "m2po_bound": 0.1},
+            "m2po_clip, second moment up to 0.1 beyond eps 0.3 / 0.5",
+        ),
+        ({"surrogate": "vespo"}, "token ratios, vespo"),
         ({"surrogate": "gmpo", "eps_low": 0.33, "eps_high": 0.49}, "gmpo, eps 0.33 / 0.49"),
         (
             {"eps_low": 0.2, "eps_high": 0.27, "anchor": "proximal", "tis_mode": "reject_tokens"},
