@@ -128,7 +128,8 @@ def cispo(x: Ratios, *, cap: float) -> Terms:
 
 
 def sapo(x: Ratios, *, tau_positive: float, tau_negative: float) -> Terms:
-    tau_T = torch.where(x.weighted_T > 0, tau_positive, tau_negative).to(x.log_s_T.dtype)
+    # torch.where of two Python numbers would round them to float32.
+    tau_T = torch.full_like(x.weighted_T, tau_negative).masked_fill(x.weighted_T > 0, tau_positive)
     gate_T = torch.sigmoid(tau_T * (x.log_s_T.exp() - 1))
     # The gradient is 4 gate (1 - gate) s A, and s A at s = 1.
     removed_T = 1 - 4 * (gate_T * (1 - gate_T)).detach()

@@ -44,7 +44,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 RIVALS: Final[dict[str, dict[str, Any]]] = {
     "cispo": {"surrogate": "cispo", "ratio_unit": "token", "cispo_cap": 1.15},
-    "sapo": {"surrogate": "sapo", "ratio_unit": "token", "sapo_tau_positive": 2.0, "sapo_tau_negative": 3.0},
+    "sapo": {"surrogate": "sapo", "ratio_unit": "token", "sapo_tau_positive": 2.1, "sapo_tau_negative": 3.3},
     "dppo": {"surrogate": "dppo", "ratio_unit": "token", "dppo_bound": 0.03, "dppo_cap": 1.2},
     "m2po": {"surrogate": "m2po", "ratio_unit": "token", "m2po_bound": 0.02},
     "m2po_clip": {"surrogate": "m2po_clip", "ratio_unit": "token", "eps_low": 0.02, "eps_high": 0.02, "m2po_bound": 0.003},
