@@ -174,7 +174,7 @@ class LearnerEngine:
             freeze_all_but_lora(engine.module)
         made = cls(engine, settings, reference, model_dir, teacher)
         if settings.learner.dtype == "bfloat16" and settings.learner.spread_masters:
-            made._state.spread(settings.seed)
+            made._state.spread(settings.seed, evenly=settings.learner.spread_masters == "evenly")
         return made
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:

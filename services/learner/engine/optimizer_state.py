@@ -158,7 +158,7 @@ class OptimizerState:
             state["step"] = self._step_count(master, steps)
         self._weights_from_masters()
 
-    def spread(self, seed: int) -> None:
+    def spread(self, seed: int, *, evenly: bool) -> None:
         """Spread the masters of a bfloat16 model, alike in every layout: see ``spread``. Only before the first step, for a
         new run."""
         for name, parameter in self._parameters():
@@ -170,7 +170,7 @@ class OptimizerState:
             for stretch in stretches(
                 name, shape, place.start, place.length, first_row=share.index * shape[0] if shape else 0
             ):
-                spread(masters[stretch.begin : stretch.end], stretch.piece, stretch.first, seed)
+                spread(masters[stretch.begin : stretch.end], stretch.piece, stretch.first, seed, evenly=evenly)
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self._engine.module.named_parameters() if self._trained is None else self._trained)

@@ -29,7 +29,7 @@ INSIDE: Final = 0.999
 
 
 @torch.no_grad()
-def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
+def spread(masters: Tensor, name: str, first: int, seed: int, *, evenly: bool = True) -> None:
     """Move masters within what rounds to the same bfloat16 value; a 0 stays one.
 
     The same numbers come out however ranks share a parameter.
@@ -38,14 +38,18 @@ def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
         masters: float32 [n], bfloat16 values; changed in place.
         name: of the parameter, or of its piece (``gspo.moe.expert_layout``).
         first: the place of the first of them in it, flattened, with the rows of all ranks.
+        evenly: False: as in runs that were recorded before this was mended. There a power of two, as in a layer norm, fell
+            1.5 times as far as its steps.
     """
     word = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=4).digest(), "big")
     for begin in range(0, masters.numel(), STEP):
         part = masters[begin : begin + STEP]
         bits = _noise(word, first + begin, part.numel(), part.device)
-        shift = torch.ldexp(bits.float() * (INSIDE * 2.0**-32), torch.frexp(part).exponent - SPACING_EXPONENT)
-        # Below a power of two the spacing is half as wide.
-        moved = torch.where(_round_alike(part + shift, part), part + shift, part + shift / 2)
+        mantissa, exponent = torch.frexp(part)
+        shift = torch.ldexp(bits.float() * (INSIDE * 2.0**-32), exponent - SPACING_EXPONENT)
+        # Below a power of two the spacing is half as wide: twice as many masters on each part of it move half as far.
+        narrow = (mantissa.abs() == 0.5) & (shift * mantissa < 0) if evenly else ~_round_alike(part + shift, part)
+        moved = torch.where(narrow, part + shift / 2, part + shift)
         part.copy_(torch.where(part == 0, part, moved))
 
 

@@ -51,7 +51,7 @@ def masters(spread: float, middle: float = 0.1) -> list[Outcome]:
 
 def test_the_arms_of_question_l_differ_in_the_masters_alone() -> None:
     spread, middle = (load_settings(EXAMPLE, overrides=[*BFLOAT16, *settings]) for settings in MASTERS.values())
-    assert (spread.learner.spread_masters, middle.learner.spread_masters) == (True, False)
+    assert (spread.learner.spread_masters, middle.learner.spread_masters) == ("evenly", False)
     assert spread.learner.dtype == middle.learner.dtype == spread.model.dtype == "bfloat16"
 
 

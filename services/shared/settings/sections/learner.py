@@ -56,10 +56,11 @@ class Learner(Section):
     is noticed at once."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; master weights are float32."""
-    spread_masters: bool = True
+    spread_masters: Literal["evenly", True, False] = "evenly"
     """With dtype = "bfloat16": each float32 master begins anywhere among the values that round to the model's weight. The
     policy is the same to the bit, and steps that are small beside bfloat16's spacing count from the first one. false: a
-    master begins as the weight, which stays as it is until steps add up to half of the spacing."""
+    master begins as the weight, which stays as it is until steps add up to half of the spacing. true: as recorded before
+    evenly was there; the masters of powers of two, such as 1, fall more easily than they rise."""
     learning_rate: float = Field(1e-6, gt=0)
     """AdamW's learning rate. It is constant after warmup_steps; schedule.learning_rate changes it during a run."""
     warmup_steps: int = Field(0, ge=0)

@@ -10,6 +10,9 @@ from gspo_services.learner.engine.spread_masters import spread
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
 
 
+RECORDED = [0.9998282194137573, 1.0030337572097778, 0.9993305206298828, 0.2999213933944702, -1.9995100498199463]
+
+
 def weights(number: int = 200_000) -> Tensor:
     return (0.05 * torch.randn(number, generator=torch.Generator().manual_seed(0))).bfloat16().float()
 
@@ -41,6 +44,25 @@ def test_masters_lie_evenly_in_all_that_rounds_to_their_weights() -> None:
     places = (spread_of(start) - start) / torch.ldexp(torch.ones_like(start), torch.frexp(start).exponent - 8)
     shares = torch.histc(places, 10, -0.5, 0.5) / len(places)
     assert shares.tolist() == pytest.approx([0.1] * 10, abs=0.005)
+
+
+@pytest.mark.parametrize(("evenly", "fall"), [(True, 0.1), (False, 0.15)])
+@pytest.mark.parametrize("weight", [1.0, -0.25])
+def test_a_power_of_two_moves_as_far_as_its_steps_where_the_spacing_below_is_half(
+    weight: float, evenly: bool, fall: float
+) -> None:
+    masters = torch.full((200_000,), weight)
+    spread(masters, NAME, 0, 0, evenly=evenly)
+    spacing = weight * 2.0**-7
+    for step, expected in ((0.1, 0.1), (-0.1, -fall)):
+        moved = ((masters + step * spacing).bfloat16().float() - weight).mean() / spacing
+        assert moved == pytest.approx(expected, abs=0.003)
+
+
+def test_recorded_runs_have_the_masters_that_they_had() -> None:
+    masters = torch.cat([torch.ones(3), torch.tensor([0.3, -2.0]).bfloat16().float()])
+    spread(masters, NAME, 0, 0, evenly=False)
+    assert masters.tolist() == RECORDED
 
 
 @pytest.mark.parametrize("step", [1e-6, 1e-5, 1e-4])

@@ -532,7 +532,9 @@ def test_a_run_of_before_a_key_is_read_as_what_it_did(tmp_path: Path) -> None:
     write_run_settings(load_settings(written(tmp_path, f"[run]\ndirectory = '{tmp_path}'\n"), (), {}))
     path = tmp_path / "settings.json"
     plain = json.loads(path.read_text())
-    assert read_run_settings(tmp_path).learner.spread_masters
+    assert read_run_settings(tmp_path).learner.spread_masters == "evenly"
+    path.write_text(json.dumps(plain | {"learner": plain["learner"] | {"spread_masters": True}}))
+    assert read_run_settings(tmp_path).learner.spread_masters is True, "a recorded run keeps its rule for powers of two"
     del plain["learner"]["spread_masters"]
     path.write_text(json.dumps(plain))
     assert not read_run_settings(tmp_path).learner.spread_masters
