@@ -198,6 +198,10 @@ class LagCalibration:
 
 
 def _lag(sequence: Measured) -> int:
+    """Return the whole lag that a sequence counts as: the nearest; of two, the even one (0.5 is 0, 1.5 and 2.5 are 2).
+
+    So halves lean to neither side. Another rule would change what recorded runs measured, and their weights.
+    """
     return min(MAX_LAGS - 1, round(sequence.lag))
 
 

@@ -31,6 +31,12 @@ def at(calibration: Calibration, lag: float) -> tuple[float, float, float]:
     return location.item(), between.item(), token.item()
 
 
+def test_a_mean_lag_between_two_whole_ones_counts_as_the_even_one() -> None:
+    measured = LagCalibration()
+    measured.update(Measured(lag, 10, 0.0, 0.0) for lag in (0.5, 1.5, 2.5, 0.75))
+    assert measured.num_sequences == {0: 1, 1: 1, 2: 2}
+
+
 def test_before_anything_is_measured_and_at_lag_0_without_noise_nothing_is_added() -> None:
     assert at(NOTHING_MEASURED, 7.0) == (0.0, 0.0, 0.0)
     calibration = LagCalibration()
