@@ -25,6 +25,7 @@ from benchmarks.study.run_record import condensed_runs, kept_digests, note_start
 SECONDS_PER_BATCH: dict[tuple[TaskName, ModelName], tuple[float, int]] = {
     ("arithmetic", "tiny"): (0.43, 256),
     ("countdown", "tiny"): (0.78, 128),
+    ("mixed-countdown", "tiny"): (1.0, 128),
     ("long-countdown", "deep"): (3.2, 64),
 }
 START_SECONDS: dict[ModelName, float] = {"tiny": 55.0, "deep": 275.0}
@@ -66,14 +67,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         _list(options.directory, wanted, condensed)
         return 0
-    missing = [config for config in wanted if not _is_finished(options.directory, config, condensed)]
+    missing = [config for config in wanted if not is_finished(options.directory, config, condensed)]
     seconds = sum(map(estimate, missing)) / options.jobs
     print(f"{len(wanted)} runs, {len(wanted) - len(missing)} finished, {len(missing)} to make: about {seconds / 60:.0f} min")
     if options.dry_run:
         if chosen is None:
             _tell_of_requests(options.directory)
         return 0
-    return _run(options.directory, missing, options.jobs, probes=probes, starts_only=options.starts)
+    return make(options.directory, missing, options.jobs, probes=probes, starts_only=options.starts)
 
 
 def estimate(config: RunConfig) -> float:
@@ -83,7 +84,7 @@ def estimate(config: RunConfig) -> float:
     return seconds * config.num_batches * factor * config.num_sequences / usual
 
 
-def _is_finished(directory: Path, config: RunConfig, condensed: set[str]) -> bool:
+def is_finished(directory: Path, config: RunConfig, condensed: set[str]) -> bool:
     return config.run_id in condensed or record_path(directory, config).is_file()
 
 
@@ -92,7 +93,7 @@ def _tell_of_requests(directory: Path) -> None:
     condensed = condensed_runs()
     for question in ON_REQUEST:
         wanted = runs([question])
-        missing = [config for config in wanted if not _is_finished(directory, config, condensed)]
+        missing = [config for config in wanted if not is_finished(directory, config, condensed)]
         if not wanted:
             print(f"{question}: waits for the settings that i-tune chooses (benchmarks/study/questions/default.py)")
         elif missing:
@@ -105,7 +106,7 @@ def _list(directory: Path, wanted: list[RunConfig], condensed: set[str]) -> None
     for cell in cells():
         names.setdefault(cell.config.run_id, []).append(f"{cell.question}: {cell.row}, {cell.column}")
     for config in wanted:
-        state = "finished" if _is_finished(directory, config, condensed) else "missing "
+        state = "finished" if is_finished(directory, config, condensed) else "missing "
         print(f"{config.run_id}  {state}  seed {config.seed}  {'; '.join(names[config.run_id])}")
 
 
@@ -149,7 +150,7 @@ def _tell_of_starts(others: list[str]) -> None:
         print(f"start model {name} is not the one that is kept (starts.json): runs from it have other figures", flush=True)
 
 
-def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool, starts_only: bool = False) -> int:
+def make(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool = False, starts_only: bool = False) -> int:
     """Make start models first, so that no two workers make the same one; then the runs in order."""
     with _workers(jobs) as pool:
         starts = list({config.start_name: config for config in missing}.values())

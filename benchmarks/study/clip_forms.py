@@ -6,12 +6,21 @@ and a cap of the mismatch weight for each lag ("truncate_by_lag").
 A calibrated clip range is wider for old sequences. It could be better only because it is wider, or only because widths
 differ. So two controls have the widths without the reason for them: "matched" gives every sequence of a micro-batch the mean
 of their widths, and "shuffled" deals the same widths to its sequences at random.
+
+Two rules are of question m: "total" bounds the log-ratio of a whole answer, n |m_i|, and "tempered" takes VESPO's kernel of
+W^power instead of W. There log W has the variance n^2 (A(d) + V(d) / n) before any training on the batch, so that with
+
+    power = min(1, sqrt(ln(1 / TEMPERED_SHARE)) / (n sqrt(A(d) + V(d) / n)))
+
+drift and noise alone leave the weights W^power an effective sample size of at least TEMPERED_SHARE.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,7 +30,10 @@ from gspo.calibration import Calibration
 from gspo.inputs.units import segment_sum
 from gspo.mismatch import MAX_LOG_WEIGHT, MismatchWeights, mismatch_weights
 from gspo.model.packing import PackedBatch
+from gspo.options.surrogates import Ratios, Terms, TermsOf, m2po_clip, vespo
 from gspo.staleness import ClipRange, calibrated_clip_range, clip_range
+
+TEMPERED_SHARE: Final = 0.5
 
 
 def study_clip_range(
@@ -38,6 +50,9 @@ def study_clip_range(
     if config.clip == "none":
         infinite_S = torch.full_like(lag_S, torch.inf)
         return ClipRange(lag_S, -infinite_S, infinite_S, 0.0)
+    if config.clip_form == "total":
+        tokens_S = num_tokens_S.clamp(min=1)
+        return ClipRange(lag_S, -config.eps_low / tokens_S, config.eps_high / tokens_S, 0.0)
     scale = scale if config.clip == "adaptive" else 1.0
     if config.clip_form == "given":
         proximal = config.anchor == "proximal"
@@ -66,6 +81,30 @@ def study_clip_range(
     else:
         width_S = width_S[torch.randperm(width_S.shape[0], generator=generator)]
     return replace(measured, measured_S=(width_S.square(), torch.zeros_like(width_S)))
+
+
+def study_terms(config: RunConfig, lag_S: Tensor, num_tokens_S: Tensor, calibration: Calibration) -> TermsOf | None:
+    """Return the terms in the place of the clip's; None for the clip."""
+    if config.surrogate == "clip":
+        return None
+    if config.surrogate == "m2po_clip":
+        return partial(m2po_clip, bound=config.m2po_bound)
+    if config.surrogate == "vespo":
+        return vespo
+    power_S = tempering(calibration, lag_S, num_tokens_S)
+
+    def tempered(x: Ratios) -> Terms:
+        return vespo(replace(x, log_s_T=x.log_s_T * power_S[x.inputs.sequence_ids_T].to(x.log_s_T.dtype)))
+
+    return tempered
+
+
+def tempering(calibration: Calibration, lag_S: Tensor, num_tokens_S: Tensor) -> Tensor:
+    """Return the power of each sequence's W, float64 [S]; 1 where nothing was measured."""
+    _, between_S, token_S = calibration.at(lag_S)
+    tokens_S = num_tokens_S.double().clamp(min=1)
+    deviation_S = tokens_S * (between_S + token_S / tokens_S).sqrt()
+    return (math.sqrt(math.log(1 / TEMPERED_SHARE)) / deviation_S).clamp(max=1.0)
 
 
 def ordinary_log_weight(calibration: Calibration, lag_S: Tensor, num_tokens_S: Tensor, *, z: float) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from gspo.settings import Anchor, RatioUnit, TisMode, require_number
 
-TaskName = Literal["arithmetic", "countdown", "long-countdown"]
+TaskName = Literal["arithmetic", "countdown", "long-countdown", "mixed-countdown"]
 ModelName = Literal["tiny", "deep"]
 Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "fp8", "weights", "logprobs"]
@@ -22,7 +22,8 @@ Lag = Literal["fixed", "uniform"]
 Credit = Literal["answer", "number"]
 Order = Literal["drawn", "dealt", "oldest_first"]
 ReplayFrom = Literal["learner", "engine"]
-ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled"]
+ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled", "total"]
+StudySurrogate = Literal["clip", "m2po_clip", "vespo", "tempered"]
 
 GENERATION = 1
 """Part of every id: raised when the meaning of a configuration changes, so that old results are not mistaken for new."""
@@ -57,9 +58,14 @@ class RunConfig:
     mismatch_cap: float = 1.1
     mismatch_z: float = 2.0
     clip_form: ClipForm = "given"
-    """given: by clip_range_growth and noise_z. The others are measured by lag; benchmarks.study.clip_forms has them."""
+    """given: by clip_range_growth and noise_z. total: eps_low and eps_high are nats of a whole answer, whatever its length.
+    The others are measured by lag; benchmarks.study.clip_forms has them."""
     clip_cap: float | None = None
     """The product's ``clip_calibration_cap``: the most that "widen" widens a side for one token, in nats. None: no limit."""
+    surrogate: StudySurrogate = "clip"
+    """The product's, with token ratios; tempered: VESPO's kernel of W^power, with a power by lag and length
+    (benchmarks.study.clip_forms)."""
+    m2po_bound: float = 0.04
     routing_replay: bool = False
     """Training passes use the experts chosen by the weights of the batch's start (R2), or what ``replay_from`` says."""
     replay_from: ReplayFrom = "learner"
@@ -98,6 +104,7 @@ class RunConfig:
             ("lag_kind", self.lag_kind, get_args(Lag)),
             ("clip_form", self.clip_form, get_args(ClipForm)),
             ("order", self.order, get_args(Order)),
+            ("surrogate", self.surrogate, get_args(StudySurrogate)),
             ("replay_from", self.replay_from, get_args(ReplayFrom)),
         ):
             if value not in choices:
@@ -122,6 +129,14 @@ class RunConfig:
             raise ValueError("replay_from is 'engine' with routing_replay False, which replays nothing; give True")
         if self.clip_cap is not None and not (self.clip_cap > 0 and self.clip_form == "widen"):
             raise ValueError(f"clip_cap is {self.clip_cap} with clip_form {self.clip_form!r}; give one above 0, with widen")
+        kernel = self.surrogate in ("vespo", "tempered")
+        if self.surrogate != "clip" and (
+            self.ratio_unit != "token" or self.anchor != "behaviour" or kernel != (self.clip == "none")
+        ):
+            raise ValueError(
+                f"surrogate is {self.surrogate!r} with ratio_unit {self.ratio_unit!r}, anchor {self.anchor!r}, clip "
+                f"{self.clip!r}; give token, behaviour, and {'none' if kernel else 'range'}"
+            )
         if self.clip_form != "given" and (self.anchor != "behaviour" or self.clip != "range"):
             raise ValueError(
                 f"clip_form is {self.clip_form!r} with anchor {self.anchor!r}, clip {self.clip!r}; give behaviour, range"

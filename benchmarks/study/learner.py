@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.study.clip_forms import study_clip_range, study_weights, tokens_of
+from benchmarks.study.clip_forms import study_clip_range, study_terms, study_weights, tokens_of
 from benchmarks.study.config import RunConfig
 from benchmarks.study.measures import GradientNoise, flat_gradient, lag_record, loss_record, ratio_record
 from benchmarks.study.tasks.credit import NumberGrades, answer_advantages, number_advantages
@@ -33,6 +33,7 @@ from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share, find_routers
 from gspo.moe.routing_replay import RoutingReplay
+from gspo.settings import Objective
 from gspo.staleness import sequence_lag
 from gspo_services.learner.plan import deal_in_turn
 
@@ -40,6 +41,7 @@ HALVES = 2
 LOGPROB_CHUNK_TOKENS = 4_096
 MAX_GRAD_NORM = 1.0
 ADAM_BETAS = (0.9, 0.99)
+KERNEL_CLAMP, USUAL_CLAMP = Objective.vespo().log_ratio_clamp, Objective().log_ratio_clamp
 ROUTER_PULL = 0.1
 """The part of the way back to its start that each update pulls a router of the deep model."""
 
@@ -266,6 +268,8 @@ class Learner:
             ratio_unit=config.ratio_unit,
             mismatch_weights_S=None if weights is None else weights.weights_S,
             mismatch_weights_T=None if weights is None else weights.weights_T,
+            surrogate=study_terms(config, micro.lag_S, tokens_of(packed), self._calibration.current),
+            log_ratio_clamp=KERNEL_CLAMP if config.surrogate in ("vespo", "tempered") else USUAL_CLAMP,
         )
         output.loss.backward()  # type: ignore[no-untyped-call]
         logprobs_T = result.logprobs_T.detach()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.study.config import RunConfig
 from benchmarks.study.questions.grid import Cell, cells, questions, runs
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
 from benchmarks.study.run_record import (
@@ -42,6 +43,19 @@ def condense_records(directory: Path) -> int:
     starts = made_starts(directory) | known_starts()
     (RESULTS / STARTS_FILE).write_text(json.dumps(starts, indent=0, sort_keys=True) + "\n")
     return len(summaries)
+
+
+def all_summaries(directory: Path, wanted: Iterable[RunConfig]) -> dict[str, RunSummary]:
+    """Return the summaries of the wanted runs that are finished: the kept ones, and those of records in ``directory``."""
+    known = load_summaries()
+    found = {}
+    for config in wanted:
+        path = record_path(directory, config)
+        if path.is_file():
+            found[config.run_id] = summarise_run(read_record(path))
+        elif config.run_id in known:
+            found[config.run_id] = known[config.run_id]
+    return found
 
 
 def load_summaries(directory: Path = RESULTS) -> dict[str, RunSummary]:

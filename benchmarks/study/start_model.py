@@ -31,6 +31,8 @@ COUNTDOWN = "benchmarks.study.tasks.countdown:Countdown"
 ENVIRONMENTS: dict[TaskName, tuple[str, dict[str, Any]]] = {
     "arithmetic": ("arithmetic", {}),
     "countdown": (COUNTDOWN, {}),
+    # 6 to 120 tokens: the longest answer has twenty times the tokens of the shortest.
+    "mixed-countdown": (COUNTDOWN, {"min_numbers": 2, "max_numbers": 40}),
     # Chains of 32 numbers need a smaller share of errors at each, so that half of them are right.
     "long-countdown": (COUNTDOWN, {"digits": 3, "min_numbers": 25, "max_numbers": 40, "slip": 0.01, "give_up": 0.01}),
 }
@@ -46,7 +48,12 @@ ROUTER_JITTER = 0.2
 sixth of the choices, so that the policy has seen such changes before its routers are trained."""
 NUM_STEPS: dict[ModelName, int] = {"tiny": 600, "deep": 1_000}
 CAREFUL_SHARE = 0.8
-BATCH_TOKENS: dict[TaskName, int] = {"arithmetic": 1_250, "countdown": 2_500, "long-countdown": 2_500}
+BATCH_TOKENS: dict[TaskName, int] = {
+    "arithmetic": 1_250,
+    "countdown": 2_500,
+    "long-countdown": 2_500,
+    "mixed-countdown": 2_500,
+}
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_STEPS = 30
 DECAY_STEPS = 270

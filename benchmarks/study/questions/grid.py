@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.questions import default, margin, paper, settled
+from benchmarks.study.questions import default, lag, margin, paper, settled
 
-ON_REQUEST = ("g-engine", "i-tune", "i", "i-order", "j", "j-between", "j-eps")
+ON_REQUEST = ("g-engine", "i-tune", "i", "i-order", "j", "j-between", "j-eps", "m-tune", "m")
 """Questions without a verdict, which are made on request only."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
@@ -104,6 +104,8 @@ def cells() -> list[Cell]:
         *(Cell("j", *each) for each in margin.comparison()),
         *(Cell("j-between", *each) for each in margin.between()),
         *(Cell("j-eps", *each) for each in margin.narrower()),
+        *(Cell("m-tune", *each) for each in lag.tuning_runs()),
+        *(Cell("m", *each) for each in lag.comparison()),
     ]
     scaled = [*_scaled(), *_wider(), *_more(), *_oldest()]
     return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *clipping, *published, *open_ones]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.study import real_model
-from benchmarks.study.reporting import default, margin, settled, tables
+from benchmarks.study.reporting import default, lag, margin, settled, tables
 from benchmarks.study.reporting.paper import engine, paper
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import RESULTS, Results, load_probes, load_summaries
@@ -71,6 +71,7 @@ def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, C
         "default": lambda: default.comparison(results),
         "margin": lambda: margin.comparison(results),
         "margin-eps": lambda: margin.widths(results),
+        "lag": lambda: lag.comparison(results),
         "real-model": lambda: real_model.table(real_model.kept(real_model.RESULTS_FILE)),
         "real-model-gpu": lambda: real_model.table(real_model.kept(real_model.GPU_FILE)),
         "masters": lambda: real_model.masters_table(
