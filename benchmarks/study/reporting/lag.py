@@ -30,6 +30,8 @@ from benchmarks.study.reporting.tables import signed
 from benchmarks.study.results import Results
 
 OCTAVE: Final = 1.0
+NUM_RUNS: Final = len(ARMS) * len(COLUMNS) * len(LAGS) * len(SEEDS)
+"""Of a length; some of them are one run, such as those that clip alike at lag 0."""
 
 
 class Verdict(NamedTuple):

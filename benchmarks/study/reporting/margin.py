@@ -106,7 +106,7 @@ def widths(results: Results) -> str:
     """One row per arm of j-eps below the same arm of j."""
     compared = {GSPO: found(results, GSPO, NARROW_RATE)}
     for arm in NARROWER:
-        compared |= {arm: found(results, arm, NARROW_RATE), f"{arm}, narrower": _narrower(results, arm)}
+        compared |= {arm: found(results, arm, NARROW_RATE), f"{arm}, narrower": narrower_runs(results, arm)}
     rows = []
     for name, by_seed in compared.items():
         runs = list(by_seed.values())
@@ -118,14 +118,15 @@ def widths(results: Results) -> str:
 
 def verdict_on_width(results: Results, arm: str) -> str:
     """Apply the rule of j-eps to one of its arms. Raises: ValueError while a run is missing."""
-    runs = _narrower(results, arm)
+    runs = narrower_runs(results, arm)
     if left := set(SEEDS) - set(runs):
         raise ValueError(f"{len(left)} runs are missing: the rule asks for four whole seeds")
     fallen = sum(run.collapsed for run in runs.values())
     return "shown" if fallen <= 1 else "refuted" if fallen == len(SEEDS) else "open"
 
 
-def _narrower(results: Results, arm: str) -> dict[int, RunSummary]:
+def narrower_runs(results: Results, arm: str) -> dict[int, RunSummary]:
+    """Return the finished runs of j-eps of an arm, by seed."""
     return results.at("j-eps", f"{arm}, narrower", f"lr {NARROW_RATE:g}")
 
 

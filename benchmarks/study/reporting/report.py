@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.study import real_model
-from benchmarks.study.reporting import default, lag, margin, settled, tables
+from benchmarks.study.reporting import claims, default, lag, margin, settled, tables
 from benchmarks.study.reporting.paper import engine, paper
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import RESULTS, Results, load_probes, load_summaries
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "evidence" / "study.md"
+README = ROOT / "README.md"
 GSPO = "GSPO 3e-4/4e-4"
 IMAGES = ROOT / "docs" / "evidence" / "images" / "study"
 ALL_TABLES = RESULTS / "tables.md"
@@ -34,13 +35,16 @@ def write_report() -> None:
     masters = real_model.kept(real_model.BFLOAT16_FILE)
     drawn = draw_all(results, probes, IMAGES, float32, real_model.beside_float32(masters, float32) if masters else ())
     ALL_TABLES.write_text(one_below_the_other(made))
-    DOCUMENT.write_text(fill(DOCUMENT.read_text(), made))
+    for page in (DOCUMENT, README):
+        page.write_text(fill(page.read_text(), made))
     print(f"{len(made)} tables in {ALL_TABLES}, {len(drawn)} plots in {IMAGES}")
 
 
 def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, Callable[[], str]]:
     """Return what makes each table, by its name in the page."""
     return {
+        "claims": lambda: claims.table(results),
+        "claims-in-short": lambda: claims.short_table(results),
         "objectives": lambda: tables.objectives(results, "a", "2e-4", GSPO),
         "collapse": lambda: tables.objectives(results, "a-collapse", "1e-3", GSPO),
         "collapse-middle": lambda: tables.objectives(results, "a-collapse", "5e-4", GSPO),
