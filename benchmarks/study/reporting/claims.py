@@ -197,7 +197,7 @@ def _on_a_real_model(regime: str, path: Path) -> list[Claim]:
     def decide(index: int, other: str) -> Callable[[Results], Finding]:
         def finding(_: Results) -> Finding:
             outcomes = real_model.kept(path)
-            _, less = real_model.less(outcomes, real_model.DEFAULT, other)
+            less = real_model.less(outcomes, real_model.DEFAULT, other)[1]
             said = real_model.verdicts(outcomes)[index].rpartition(": ")[2].rstrip(".")
             return Finding(said, f"{other} {less.text(3)}")
 
@@ -212,7 +212,7 @@ def _on_a_real_model(regime: str, path: Path) -> list[Claim]:
 
 def _masters(_: Results) -> Finding:
     outcomes = real_model.kept(real_model.BFLOAT16_FILE)
-    _, less = real_model.less(outcomes, real_model.SPREAD, real_model.MIDDLE)
+    less = real_model.less(outcomes, real_model.SPREAD, real_model.MIDDLE)[1]
     return Finding(real_model.masters_verdict(outcomes).rpartition(": ")[2].rstrip("."), less.text(3))
 
 
