@@ -125,7 +125,9 @@ def _operations(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         # Each row of the one belongs to one matrix of the other, also where both are rows.
         return 2.0 * args[0].numel() * args[1].shape[-1]
     count: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
-    return 0.0 if count is None else float(count(*args, **kwargs, out_val=result))
+    # A formula of PyTorch's knows no dtype of the result.
+    given = [value for value in args if not isinstance(value, torch.dtype)]
+    return 0.0 if count is None else float(count(*given, **kwargs, out_val=result))
 
 
 def _is_view(func: Any) -> bool:
@@ -134,7 +136,8 @@ def _is_view(func: Any) -> bool:
 
 
 def _moved(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> tuple[float, float]:
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    # What a result is put into is not read.
+    given = _tensors((args, {name: value for name, value in kwargs.items() if name != "out"}))
     if func in _PICKING:
         written = sum(map(_bytes, _tensors(result)))
         return written + sum(map(_bytes, given[1:])), written
@@ -147,6 +150,8 @@ def _moved(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     ]  # fmt: skip
     if func._overloadpacket in _ONLY_WRITING:
         given = []
+    if func._overloadpacket in (aten.addmm, aten.addmm_) and kwargs.get("beta") == 0:
+        given = given[1:]
     overwritten = func._overloadpacket in (aten.copy_, aten.zero_, aten.fill_)
     written = sum(map(_bytes, _tensors(changed or result)))
     read = sum(map(_bytes, given[len(_tensors(changed)) if overwritten else 0 :]))

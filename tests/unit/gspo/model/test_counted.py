@@ -44,3 +44,13 @@ def test_places_are_those_of_the_innermost_part_that_has_a_name() -> None:
     assert place_of(["model.layers.0.input_layernorm"]) == "norms"
     assert place_of(["lm_head"]) == "head"
     assert place_of(["model"]) == "loss and sums"
+
+
+def test_what_a_result_is_put_into_is_written_alone_and_read_where_it_is_added_to() -> None:
+    a, b, sums = torch.ones(T, H), torch.ones(H, I), torch.ones(T, I)
+    with Counted() as counted, counted.phase("forward"):
+        torch.mm(a, b, out=sums)
+        sums.addmm_(a, b, beta=0)
+        torch.addmm(sums, a, b, out=sums)
+    (found,) = counted.amounts.values()
+    assert (found.read, found.written) == (4 * (3 * (T * H + H * I) + T * I), 3 * 4 * T * I)
