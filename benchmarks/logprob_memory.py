@@ -43,7 +43,7 @@ def expected_bytes(way: str, num_tokens: int, vocabulary: int) -> int:
     whole = 4 * num_tokens * vocabulary
     if way == "log_softmax":
         return 3 * whole
-    chunk = 4 * vocabulary * min(num_tokens, rows_at_once(vocabulary, CHUNK_TOKENS, "cpu"))
+    chunk = 4 * vocabulary * min(num_tokens, rows_at_once(vocabulary, CHUNK_TOKENS, cuda=False))
     return 2 * chunk + (whole if whole <= KEPT_BYTES else 0)
 
 
@@ -123,7 +123,7 @@ def extra_bytes(row: dict[str, Any]) -> int:
 
 def is_bounded(row: dict[str, Any]) -> bool:
     """Tell whether they keep the bound, whatever T and V: three chunks or a kept softmax, and 64 MiB of slack."""
-    return extra_bytes(row) <= max(3 * CHUNK_BYTES["cpu"], KEPT_BYTES) + 64 * MIB
+    return extra_bytes(row) <= max(3 * CHUNK_BYTES[False], KEPT_BYTES) + 64 * MIB
 
 
 def report(figures: dict[str, Any]) -> list[str]:

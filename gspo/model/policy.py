@@ -66,6 +66,7 @@ def prepare_policy(
     checkpoints_on_host: bool = False,
     mlp_tiles: int = 1,
     float32_head: bool = False,
+    fused_head: bool = True,
 ) -> None:
     """Make ``model`` return log-probs of packed sequences (see ``attach_logprob_head``), as the sampler sees them.
 
@@ -91,7 +92,7 @@ def prepare_policy(
             module.p = 0.0
     by_rows(model)
     follow_configured_epsilon(model)
-    attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens, float32=float32_head)
+    attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens, float32=float32_head, fused=fused_head)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         if checkpoints_on_host:

@@ -123,7 +123,7 @@ def test_log_probs_never_hold_the_logits_and_a_float32_head_neither_rounds_them_
     result = chunked_logprobs(states, weight, targets, torch.ones(tokens, device="cuda"), chunk_tokens=512, float32=float32)
     result.logprobs_T.sum().backward()
     logits = tokens * vocab * 4
-    # The rest is the float32 gradient of the weight, its bfloat16 copy, and three chunks of logits.
+    # The rest is the float32 gradient of the weight, its bfloat16 copy, and a chunk of logits with its gradient.
     assert torch.cuda.max_memory_allocated() - before < vocab * hidden * 8 + 0.5 * logits
     with torch.no_grad():
         exact = (
@@ -131,6 +131,25 @@ def test_log_probs_never_hold_the_logits_and_a_float32_head_neither_rounds_them_
         )
         off = (result.logprobs_T[:64] - exact).abs().max().item()
     assert (off < 1e-3) == float32, off
+
+
+@pytest.mark.parametrize("softcap", [None, 10.0])
+def test_the_kernels_of_the_head_give_what_plain_pytorch_gives(softcap: float | None) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    made = [torch.randn(size, 256, device="cuda", generator=generator) for size in (700, 151_936)]
+    targets = torch.randint(151_936, (700,), device="cuda", generator=generator)
+    upstream = torch.randn(2, 700, device="cuda", generator=generator)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.01)):
+        found = []
+        for fused in (True, False):
+            leaves = [each.to(dtype).requires_grad_() for each in made]
+            given = {"chunk_tokens": 300, "with_entropy": True, "entropy_gradient": True, "softcap": softcap}
+            result = chunked_logprobs(*leaves, targets, 0.5 + upstream[0].abs(), fused=fused, **given)
+            assert result.entropies_T is not None
+            torch.stack([result.logprobs_T, result.entropies_T]).backward(upstream)
+            found.append([result.logprobs_T, result.entropies_T, *(leaf.grad for leaf in leaves)])
+        for ours, plain in zip(*found, strict=True):
+            assert (ours.float() - plain.float()).norm() <= tolerance * plain.float().norm()
 
 
 @pytest.mark.timeout(900)

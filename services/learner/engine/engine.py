@@ -153,6 +153,7 @@ class LearnerEngine:
             checkpoints_on_host=settings.learner.activation_offload,
             mlp_tiles=settings.learner.mlp_tiles,
             float32_head=settings.float32_head,
+            fused_head=settings.learner.fused_head,
         )
         plan = lora_plan(settings.lora)
         if plan is not None:
@@ -487,6 +488,7 @@ def _load_frozen(model_dir: Path, settings: EngineSettings) -> FrozenModel:
         device,
         logprob_chunk_tokens=learner.logprob_chunk_tokens,
         float32_head=settings.float32_head,
+        fused_head=learner.fused_head,
     )
 
 

@@ -24,9 +24,17 @@ class FrozenModel:
     It is whole on every rank, whatever the ZeRO stage and the offload: parameters x bytes of the dtype each.
     """
 
-    def __init__(self, model: Any, device: torch.device, *, logprob_chunk_tokens: int, float32_head: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        *,
+        logprob_chunk_tokens: int,
+        float32_head: bool = False,
+        fused_head: bool = True,
+    ) -> None:
         """Take a model that nothing else uses, and change it in place."""
-        prepare_policy(model, logprob_chunk_tokens=logprob_chunk_tokens, float32_head=float32_head)
+        prepare_policy(model, logprob_chunk_tokens=logprob_chunk_tokens, float32_head=float32_head, fused_head=fused_head)
         self._model = model.requires_grad_(False).to(device).eval()
         self._can_share = can_share(model.config.to_dict())
 

@@ -10,8 +10,8 @@ from gspo_services.shared.estimates.amounts import BYTES, GIB, Span, exactly
 from gspo_services.shared.estimates.shape import ModelShape
 from gspo_services.shared.settings import Settings
 
-LOGIT_CHUNK_BYTES: Final = {True: 2**30, False: 256 * 2**20}
-"""On a GPU, and on a host: CHUNK_BYTES of gspo/model/logprobs.py."""
+LOGIT_CHUNK_BYTES: Final = {True: 5 * 2**28, False: 256 * 2**20}
+"""On a GPU, and on a host: CHUNK_BYTES of gspo/model/logprobs/chunks.py."""
 KEPT_SOFTMAX_BYTES: Final = 64 * 2**20
 BUCKET_ELEMENTS: Final = 50_000_000
 """reduce_bucket_size of services/learner/engine/configuration.py: gradients, in the dtype of the weights."""
@@ -168,11 +168,17 @@ def _logprobs(shape: ModelShape, settings: Settings, *, cuda: bool) -> float:
     """Chunks of logits as docs/evidence/performance.md has them ("Memory of the log-probs"), and the head's gradient, which
     is summed in float32."""
     learner, tokens = settings.learner, _tokens(settings)
-    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES[cuda] // (4 * shape.vocabulary)))
+    # Kernels need no second copy, and leave logits of half precision as they are.
+    size = BYTES[learner.dtype]
+    in_kernels = 4 + size if settings.model.float32_head and size < 4 else size
+    each = (in_kernels if learner.fused_head else 8) if cuda else 4
+    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES[cuda] // (each * shape.vocabulary)))
     softmax = 4 * tokens * shape.vocabulary
-    kept = softmax if softmax <= KEPT_SOFTMAX_BYTES else 0
-    head = (4 + BYTES[learner.dtype]) * shape.vocabulary * shape.hidden
-    return float(2 * rows * 4 * shape.vocabulary + kept + head)
+    kept = softmax if softmax <= KEPT_SOFTMAX_BYTES and not (cuda and learner.fused_head) else 0
+    chunk, summed = each * min(rows, tokens) * shape.vocabulary, 4 * shape.vocabulary * shape.hidden
+    if cuda:
+        return float(summed + max(chunk, size * shape.vocabulary * shape.hidden))
+    return float(2 * chunk + kept + summed * (1 + size / 4))
 
 
 def _tokens(settings: Settings) -> int:

@@ -27,6 +27,8 @@ def test_a_step_takes_a_gpus_branches_and_copies_only_its_batch(steps: dict[str,
     assert operations["torch_attn::_varlen_attn"] == operations["torch_attn::_varlen_attn_backward"] == 2
     assert operations["aten::_grouped_mm"] == 12
     assert operations["aten::_fused_adamw_"] == 1
+    # Four rows of 64 tokens, a chunk each.
+    assert operations["gspo::logit_sums"] == operations["gspo::logit_slopes_"] == 4
     by_file = {line.rpartition(":")[0]: count for line, count in copies.items()}
     wanted = {"gspo/model/packing.py": 11, "gspo/model/boundaries.py": 1, "gspo/calibration.py": 3}
     assert by_file == {f"cpu -> gpu at {file}": count for file, count in wanted.items()}

@@ -46,6 +46,7 @@ def fake_gpu() -> Iterator[FakeTensorMode]:
         mock.patch.object(torch.Tensor, "is_cuda", property(lambda self: self.device.type == GPU)),
         # transformers asks CUDA what it can do.
         mock.patch("transformers.integrations.moe._can_use_grouped_mm", lambda given, *_: given.dtype == torch.bfloat16),
+        mock.patch("gspo.model.logprobs.chunks._free_bytes", return_value=2**40),
     ):
         yield mode
 

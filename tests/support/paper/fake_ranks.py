@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gspo.model import attention, logprobs
+from gspo.model import attention
 from gspo_services.learner.start import autoep_config
 
 GPUS_OF_A_NODE: Final = 8
@@ -54,7 +54,8 @@ def _stays(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
 
 _OF_A_GPU: Final[dict[str, Any]] = {
     "gspo.model.attention._attended": attention._flash,
-    "gspo.model.logprobs.CHUNK_BYTES": {"cpu": logprobs.CHUNK_BYTES["cuda"]},
+    "gspo.model.logprobs.chunks.on_gpu": lambda _: True,
+    "gspo.model.logprobs.chunks._free_bytes": lambda _: 2**40,
     # transformers asks CUDA what it can do.
     "transformers.integrations.moe._can_use_grouped_mm": lambda given, *_: given.dtype == torch.bfloat16,
 }

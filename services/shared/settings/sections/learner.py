@@ -85,9 +85,12 @@ class Learner(Section):
     """Sequences of a group in one micro-batch are computed with their common beginning, the prompt at least, once: the same
     gradients for a fraction of the time where prompts are long beside answers. Not on a GPU in half precision, nor with
     sequence_parallel, load_balance_coefficient, experts of the engine, sliding windows or linear attention."""
-    logprob_chunk_tokens: int = Field(768, ge=1)
-    """Logits are held for at most this many tokens at a time, and for fewer where they take more than 1 GiB on a GPU or 256
-    MiB on a CPU. More are faster on a GPU that has the room."""
+    logprob_chunk_tokens: int = Field(4096, ge=1)
+    """Logits are held for at most this many tokens at a time, and for fewer where they take more than 256 MiB on a CPU, 1.25
+    GiB on a GPU, or half of what that has free."""
+    fused_head: bool = True
+    """On a GPU log-probs come from Triton kernels, which need a C compiler. false: from plain PyTorch, which moves six times
+    as many bytes."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time for a fraction of the memory."""
     activation_offload: bool = False

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gspo.model.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
+from gspo.model.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, chunks, rows_at_once
 
 
 @pytest.mark.parametrize("kept_bytes", [0, KEPT_BYTES])
@@ -33,11 +33,11 @@ def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int, kep
     (expected * upstream).sum().backward()
 
     assert result.logprobs_T.dtype == torch.float32
-    torch.testing.assert_close(result.logprobs_T.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.logprobs_T.double(), expected, rtol=1e-6, atol=1e-6)
     assert hidden_a.grad is not None
     assert weight_a.grad is not None
-    torch.testing.assert_close(hidden_a.grad.double(), hidden_b.grad, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(weight_a.grad.double(), weight_b.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hidden_a.grad.double(), hidden_b.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weight_a.grad.double(), weight_b.grad, rtol=1e-5, atol=1e-5)
     assert result.entropies_T is not None
     assert not result.entropies_T.requires_grad
     entropy = -(log_softmax.exp() * log_softmax).sum(-1)
@@ -115,11 +115,46 @@ def test_a_softmax_is_kept_for_backward_only_where_it_is_small() -> None:
 
 
 def test_a_chunk_is_bounded_in_rows_and_in_bytes() -> None:
-    assert rows_at_once(264, 512, "cpu") == 512
-    assert rows_at_once(151_936, 512, "cpu") == 441
-    assert 4 * 151_936 * 441 <= CHUNK_BYTES["cpu"] < 4 * 151_936 * 442
-    assert rows_at_once(2**40, 512, "cpu") == 1
-    assert rows_at_once(151_936, 4096, "cuda") == 1766
+    assert rows_at_once(264, 512, cuda=False) == 512
+    assert rows_at_once(151_936, 512, cuda=False) == 441
+    assert 4 * 151_936 * 441 <= CHUNK_BYTES[False] < 4 * 151_936 * 442
+    assert rows_at_once(2**40, 512, cuda=False) == 1
+    assert rows_at_once(151_936, 4096, cuda=True, logit_bytes=2) == 4096
+    assert rows_at_once(151_936, 8192, cuda=True, logit_bytes=2) == 4416
+    assert rows_at_once(151_936, 4096, cuda=True, logit_bytes=2, free_bytes=2**30) == 1766
+    assert rows_at_once(151_936, 4096, cuda=True, logit_bytes=2, free_bytes=0) == 1
+
+
+@pytest.mark.parametrize(("free_bytes", "rows"), [(2**40, {4}), (2 * 3 * 23 * 8 + 23 * 8 * 8, {3, 2}), (0, {1})])
+def test_a_gpu_with_little_free_memory_has_smaller_chunks_of_one_size(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int, rows: set[int]
+) -> None:
+    """8 tokens. The gradient of the weight and its sum do not count as free."""
+    of_a_gpu = {"on_gpu": lambda _: True, "_free_bytes": lambda _: free_bytes, "SUMS_IN_FLOAT32": False}
+    generator = torch.Generator().manual_seed(1)
+    leaves = [torch.randn(size, 8, generator=generator).requires_grad_() for size in (8, 23)]
+    found = []
+    for is_on_gpu in (False, True):
+        for name, value in of_a_gpu.items() if is_on_gpu else ():
+            monkeypatch.setattr(chunks, name, value)
+        with _Shapes() as shapes:
+            result = chunked_logprobs(*leaves, torch.arange(8), torch.ones(8), chunk_tokens=5, fused=False)
+            found.append([result.logprobs_T, *torch.autograd.grad(result.logprobs_T.sum(), leaves)])
+    assert {shape[0] for shape in shapes.seen if shape[1:] == (23,)} - {8} == rows
+    for expected, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, expected)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, KEPT_BYTES])
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_batch_of_one_token_or_none_has_gradients(tokens: int, kept_bytes: int) -> None:
+    hidden, weight = torch.ones(tokens, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
+    targets = torch.zeros(tokens, dtype=torch.int64)
+    result = chunked_logprobs(hidden, weight, targets, torch.ones(tokens), chunk_tokens=8, kept_bytes=kept_bytes)
+    of_hidden, of_weight = torch.autograd.grad(result.logprobs_T.sum(), (hidden, weight))
+    assert result.logprobs_T.exp().tolist() == pytest.approx([0.2] * tokens)
+    torch.testing.assert_close(of_hidden, torch.zeros(tokens, 3))
+    torch.testing.assert_close(of_weight, tokens * (torch.tensor([0.8, *[-0.2] * 4])[:, None].expand(5, 3)))
 
 
 def test_logits_far_from_zero_overflow_nothing() -> None:
