@@ -162,6 +162,15 @@ def adapted_weights(model: nn.Module) -> dict[str, AdaptedWeight]:
     return found
 
 
+def set_scale(model: nn.Module, scale: float) -> None:
+    """Multiply B A by ``scale`` from now on: alpha / rank of an adapter whose rank is below that of the matrices, with zeros
+    in the rows and columns that it lacks. Those stay exactly 0 in training: their gradients are."""
+    for module in model.modules():
+        if "lora_A" in module._modules:
+            wrapper: Any = module
+            wrapper.scaling[_NAME] = scale
+
+
 def adapter_inputs(model: nn.Module) -> Iterator[nn.Module]:
     """The modules that multiply by A, in a model whose adapted weights are matrices."""
     for module in model.modules():

@@ -32,6 +32,7 @@ from gspo_protocol.messages import Probe
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from gspo_services.learner.engine.biased_experts import fitting_layers
+from gspo_services.learner.engine.client_steps import ClientSteps
 from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
 from gspo_services.learner.engine.expert_parallel import expert_shares, keep_names
 from gspo_services.learner.engine.forward import ForwardPasses, own_row_share
@@ -40,6 +41,7 @@ from gspo_services.learner.engine.gradients import (
     MissingGradientError,
     NonFiniteGradientError,
     NonFiniteLossError,
+    WholeGradients,
     gradients_of,
 )
 from gspo_services.learner.engine.host_states import HostStates
@@ -299,6 +301,23 @@ class LearnerEngine:
             num_tokens=int(num_tokens),
             num_computed_tokens=int(num_computed),
         )
+
+    def client_steps(self) -> ClientSteps:
+        """Return this engine to be led step by step by clients, instead of ``train_mini_batch``.
+
+        Raises: ValueError unless it is one rank that trains adapters in float32 without ZeRO inside, and replays no experts.
+        """
+        if not isinstance(self._gradients, WholeGradients) or self._lora is None or self._lora.num_adapters > 1:
+            raise ValueError(
+                'clients train on one rank with learner.zero_stage = 1, learner.dtype = "float32", learner.offload = '
+                '"none" and adapters of one shape (lora.rank, no lora.adapters)'
+            )
+        if self.settings.routing_replay or self._balance is not None or self.settings.load_balance_coefficient > 0:
+            raise ValueError(
+                "clients' losses have no batch: set objective.routing_replay = false, load_balance_coefficient = 0 and "
+                "expert_bias_rate = 0"
+            )
+        return ClientSteps(self._engine, trained_parameters(self.model, self._lora), self._gradients)
 
     def set_learning_rate(self, value: float) -> None:
         """Set AdamW's learning rate from the next step on, before warm-up. The same on every rank."""
