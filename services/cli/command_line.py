@@ -11,6 +11,7 @@ PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
     "rollout": "start one rollout: an SGLang server (or the one at rollout.server_url) and its agent loop",
     "learner": "start the learner: DeepSpeed, on learner.num_ranks ranks",
+    "serve": "serve clients of Tinker's API: they train adapters of the model, and sample from them",
     "sandbox": "serve sandboxes in which rollouts on other machines run the policy's programs",
 }
 

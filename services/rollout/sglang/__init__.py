@@ -2,7 +2,14 @@
 
 from gspo_services.rollout.sglang.client import Engine, EngineError, EngineRefused, PauseMode, RankChecksums
 from gspo_services.rollout.sglang.engine_adapters import Adapter
-from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
+from gspo_services.rollout.sglang.generation import (
+    GenerateRequest,
+    OutputDecoder,
+    OutputPiece,
+    RequestRefused,
+    SamplingParameters,
+    generate_fields,
+)
 from gspo_services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from gspo_services.rollout.sglang.metrics import EngineMetrics
@@ -23,10 +30,12 @@ __all__ = [
     "EngineServer",
     "EngineUnreachable",
     "GenerateRequest",
+    "OutputDecoder",
     "OutputPiece",
     "PauseMode",
     "RankChecksums",
     "RankSums",
+    "RequestRefused",
     "RoutedExperts",
     "SamplingParameters",
     "ServerError",
@@ -34,4 +43,5 @@ __all__ = [
     "ServerStartError",
     "fail_when_dead",
     "fail_when_deaf",
+    "generate_fields",
 ]

@@ -19,6 +19,7 @@ PROCESSES: Final = {
     "services/broker": "broker",
     "services/rollout": "rollout",
     "services/learner": "learner",
+    "services/serve": "serve",
     "services/runs/track": "trackers",
     "services/tasks/sandbox/server": "sandbox",
     "services/cli": "commands",

@@ -27,6 +27,7 @@ from gspo_services.shared.settings.sections.schedule import (
 )
 from gspo_services.shared.settings.sections.section import Section
 from gspo_services.shared.settings.sections.security import SecuritySection
+from gspo_services.shared.settings.sections.serve import ServeSection
 from gspo_services.shared.settings.sections.settings import Settings
 from gspo_services.shared.settings.sections.trackers import TrackersSection
 
@@ -56,6 +57,7 @@ __all__ = [
     "Scheduled",
     "Section",
     "SecuritySection",
+    "ServeSection",
     "Settings",
     "TrackersSection",
     "critical_batches",

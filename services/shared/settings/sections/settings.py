@@ -30,6 +30,7 @@ from gspo_services.shared.settings.sections.schedule import (
     require_schedules,
 )
 from gspo_services.shared.settings.sections.security import SecuritySection
+from gspo_services.shared.settings.sections.serve import ServeSection
 from gspo_services.shared.settings.sections.trackers import TrackersSection
 
 
@@ -57,6 +58,7 @@ class Settings(BaseModel):
     lora: LoraSection = LoraSection()
     security: SecuritySection = SecuritySection()
     trackers: TrackersSection = TrackersSection()
+    serve: ServeSection = ServeSection()
 
     _folder: str = PrivateAttr("")
     _told_paths: dict[str, str] = PrivateAttr(default_factory=dict)
