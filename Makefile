@@ -13,6 +13,7 @@ VIEW := .venv-view
 GPU := .venv-gpu
 REAL := .venv-real
 TRACKERS := .venv-trackers
+TINKER := .venv-tinker
 RELEASE := .venv-release
 DOCS := .venv-docs
 FUZZ_ARGS ?=
@@ -44,7 +45,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
-	bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-families test-gpu \
+	bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-tinker test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-families test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs docs-settings docs-families images sbom release chart push-chart push-manifests clean
 
@@ -211,7 +212,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
-UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu or fresh or families)
+UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or tinker or sandbox or deploy or monitoring or pods or faults or ranks or gpu or fresh or families)
 # Twice as many workers as cores, because a test of processes waits for much of its time; each imports everything once, so that
 # more than eight gain nothing.
 # nproc would say OMP_NUM_THREADS.
@@ -277,6 +278,13 @@ test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow a
 
 $(TRACKERS)/.installed: requirements/trackers.txt | setup
 	$(BESIDE)
+
+test-tinker: $(TINKER)/.installed models/tiny/config.json setup ## Tinker's own client trains and samples on `gspo serve`, amid a kill; needs the package index
+	$(BIN)/python -m pytest -m tinker tests/tinker
+
+$(TINKER)/.installed: requirements/tinker.txt
+	@$(SETUP) apart $(@D) $(notdir $<)
+	@touch $@
 
 test-deploy: setup models/tiny/config.json ## every Kubernetes overlay against schemas, its processes started as their pods start them, and planted mistakes; needs kubectl and bubblewrap
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
@@ -392,4 +400,4 @@ push-manifests: ## push what kustomize renders of OVERLAY to oci://REGISTRY/mani
 	    --source="$$(git config --get remote.origin.url)" --revision="$(VERSION)@sha1:$$(git rev-parse HEAD)"
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) $(RELEASE) $(DOCS) $(REAL) $(GPU) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist site
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) $(TINKER) $(RELEASE) $(DOCS) $(REAL) $(GPU) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist site

@@ -6,6 +6,7 @@ Samples change nothing, so they are not durable: after a restart of the service 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -165,8 +166,8 @@ class Sampler:
                 top_k=rules.top_k,
                 stop_token_ids=tokens,
                 ignore_eos=rules.stop == [],
-                # Samples of one call differ, and are the same when it is asked again.
-                seed=None if rules.seed is None else (rules.seed + index) % 2**63,
+                # Samples of one call differ. A server in deterministic mode has a seed of its own, the same for all.
+                seed=secrets.randbits(62) if rules.seed is None else (rules.seed + index) % 2**63,
             )
         except ValueError as error:
             raise UserError(f"sampling_params: {error}") from error

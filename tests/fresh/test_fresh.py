@@ -127,7 +127,7 @@ def test_the_tests_pass(machine: Machine) -> None:
 
 
 FRAMEWORKS = ("frameworks/verifiers", "frameworks/agents", "frameworks/forms", "frameworks/more")
-OTHERS = ("parity", "fuzz", "real", "view", "trackers", *FRAMEWORKS)
+OTHERS = ("parity", "fuzz", "real", "view", "trackers", "tinker", *FRAMEWORKS)
 
 
 def test_every_other_environment_is_installed(machine: Machine) -> None:
