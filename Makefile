@@ -73,11 +73,11 @@ lock-gpu: ## choose the versions of requirements/gpu.txt anew: those of requirem
 		--python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header --quiet -o requirements/gpu.new
 	{ sed -n '/^#/p' requirements/gpu.txt; grep -v ^deepspeed== requirements/gpu.new; } > requirements/gpu.lock
 	mv requirements/gpu.lock requirements/gpu.txt; rm requirements/gpu.new
-	python3 requirements/hash.py requirements/gpu.txt
+	python3 requirements/setup/hash.py requirements/gpu.txt
 
 lock-hashes: ## write the hashes of all versions in requirements/ beside them; needs uv
 	@command -v uv >/dev/null || { echo "uv not found: pip install uv"; exit 1; }
-	python3 requirements/hash.py requirements/*.txt
+	python3 requirements/setup/hash.py requirements/*.txt
 
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny

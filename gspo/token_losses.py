@@ -19,46 +19,13 @@ Where A is 0, a token adds exactly 0, except to dro. Losses of several sequences
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
-GIVEN: Final[Mapping[str, tuple[str, ...]]] = {
-    "cross_entropy": ("weights",),
-    **dict.fromkeys(("importance_sampling", "ppo", "cispo", "dro", "gspo"), ("logprobs", "advantages")),
-}
-"""The losses, and what each needs beside log-probs: a value for each."""
-MASK: Final = "sequence_ratio_mask"
-"""What gspo may have: its mean is over the tokens where this is not 0. Without it, where ``logprobs`` is not 0, for clients
-write 0 for the tokens that nobody sampled."""
-BOUNDS: Final = ("clip_low_threshold", "clip_high_threshold")
-BETA: Final = "beta"
-_DEFAULT_BOUNDS: Final = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
-_DEFAULT_BETA: Final = 0.05
-
-
-def require_token_loss(name: str, options: Mapping[str, object]) -> None:
-    """Check a loss's name and options before any tensor is made. Raises: ValueError with what there is."""
-    if name not in GIVEN:
-        formula = "its formula is not public; " if name == "stable_reinforce" else ""
-        raise ValueError(f"loss_fn is {name!r}: {formula}choose one by the argument loss_fn of: {', '.join(GIVEN)}")
-    known = BOUNDS if name in _DEFAULT_BOUNDS else (BETA,) if name == "dro" else ()
-    for key, value in options.items():
-        if key not in known:
-            raise ValueError(f"loss_fn_config has {key!r}, which {name} does not; it has {', '.join(known) or 'no options'}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"loss_fn_config: {key} is {value!r}; give a finite number of at least 0")
-    low, high = (options.get(key, default) for key, default in zip(BOUNDS, _DEFAULT_BOUNDS.get(name, (0, 0)), strict=True))
-    if low > high:  # type: ignore[operator]
-        raise ValueError(f"loss_fn_config: {BOUNDS[0]} is {low} and {BOUNDS[1]} is {high}; the first must not be larger")
-
-
-def optional_inputs(name: str) -> tuple[str, ...]:
-    """What a sequence may also have for this loss, a value for each token: the bounds may differ by token."""
-    return (*(BOUNDS if name in _DEFAULT_BOUNDS else ()), *((MASK,) if name == "gspo" else ()))
+from gspo.token_loss_names import BETA, BOUNDS, DEFAULT_BETA, DEFAULT_BOUNDS, GIVEN, MASK, require_token_loss
 
 
 def token_loss(
@@ -68,8 +35,8 @@ def token_loss(
 
     Args:
         logprobs_N: [N], or [N, K] for cross_entropy; of the targets under the policy in training.
-        given: what ``GIVEN`` and ``optional_inputs`` name, in the shape of ``logprobs_N``.
-        options: of ``BOUNDS`` and ``BETA``; see ``require_token_loss``.
+        given: what ``GIVEN`` and ``optional_inputs`` of ``gspo.token_loss_names`` name, in the shape of ``logprobs_N``.
+        options: of ``BOUNDS`` and ``BETA`` there; see ``require_token_loss``.
 
     Raises: ValueError for another loss or option, or an input of another shape.
     """
@@ -105,7 +72,7 @@ def _cispo(logp_N: Tensor, given: Mapping[str, Tensor], options: Mapping[str, fl
 
 def _dro(logp_N: Tensor, given: Mapping[str, Tensor], options: Mapping[str, float]) -> Tensor:
     distance_N = logp_N - given["logprobs"]
-    return -(logp_N * given["advantages"] - 0.5 * options.get(BETA, _DEFAULT_BETA) * distance_N.square()).sum()
+    return -(logp_N * given["advantages"] - 0.5 * options.get(BETA, DEFAULT_BETA) * distance_N.square()).sum()
 
 
 def _gspo(logp_N: Tensor, given: Mapping[str, Tensor], options: Mapping[str, float]) -> Tensor:
@@ -143,6 +110,6 @@ def _bounds(name: str, given: Mapping[str, Tensor], options: Mapping[str, float]
     mu_N = given["logprobs"]
     low, high = (
         given.get(key, torch.tensor(options.get(key, default), dtype=mu_N.dtype, device=mu_N.device))
-        for key, default in zip(BOUNDS, _DEFAULT_BOUNDS[name], strict=True)
+        for key, default in zip(BOUNDS, DEFAULT_BOUNDS[name], strict=True)
     )
     return low, high

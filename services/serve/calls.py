@@ -119,7 +119,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "encoded_text"
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class ClientPrompt(msgspec.Struct, frozen=True, kw_only=True):
     chunks: list[TokenChunk]
 
 
@@ -139,7 +139,7 @@ class SampleCall(msgspec.Struct, frozen=True, kw_only=True):
 
     sampling_session_id: str
     seq_id: int
-    prompt: Prompt
+    prompt: ClientPrompt
     sampling_params: SampleRules
     num_samples: int = 1
     prompt_logprobs: bool | None = None

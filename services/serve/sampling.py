@@ -46,7 +46,7 @@ class _Scored(msgspec.Struct):
     meta_info: _Meta
 
 
-class Texts(Protocol):
+class ModelTexts(Protocol):
     """The model's tokenizer."""
 
     @property
@@ -100,7 +100,7 @@ class AdapterSlots:
 class Sampler:
     """Answers samples. Use inside the engine's context."""
 
-    def __init__(self, http: EngineHttp, slots: AdapterSlots, texts: Texts, *, longest: int, max_running: int) -> None:
+    def __init__(self, http: EngineHttp, slots: AdapterSlots, texts: ModelTexts, *, longest: int, max_running: int) -> None:
         """``longest``: tokens of a prompt with its answer. ``max_running``: requests that the server gets at a time."""
         self._http, self._slots, self._texts, self._longest = http, slots, texts, longest
         self._running = asyncio.Semaphore(max_running)

@@ -5,7 +5,7 @@ What is wrong in a body is the matter of its sender: a UserError says which datu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from gspo.token_losses import GIVEN, optional_inputs, require_token_loss
+from gspo.token_loss_names import GIVEN, optional_inputs, require_token_loss
 from gspo_services.serve.calls import ClientDatum, TrainCall, UserError
 from gspo_services.serve.schema import (
     FLOAT32,
@@ -27,7 +27,7 @@ from gspo_services.serve.schema import (
 )
 
 TARGETS: Final = "target_tokens"
-_ELEMENTS: Final = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4")}
+_ELEMENTS: Final[Mapping[int, np.dtype[Any]]] = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4")}
 _NAMES: Final = {FLOAT32: "float32", INT64: "int64", INT32: "int32"}
 
 

@@ -130,6 +130,8 @@ def test_the_contract_about_torch_leaves_out_only_rooms_that_need_it() -> None:
         "gspo_services.prepare.tiny_models",
         "gspo_services.runs.export",
         "gspo_services.runs.replay",
+        "gspo_services.serve.__main__",
+        "gspo_services.serve.training",
         "gspo_services.shared.sglang_cpu",
         "gspo_services.shared.sglang_patching",
         "gspo_services.shared.sglang_sums",

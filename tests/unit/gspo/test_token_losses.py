@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gspo.token_losses import GIVEN, token_loss
+from gspo.token_loss_names import GIVEN
+from gspo.token_losses import token_loss
 
 SHAPES = [1, 2, 7, 64]
 
