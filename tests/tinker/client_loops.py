@@ -68,8 +68,10 @@ def reinforced(loss: str = "importance_sampling") -> None:
             before, sampled = [0.0] * (len(prompt) - 1), len(sequence.tokens)
             inputs = {"logprobs": before + list(sequence.logprobs), "advantages": before + [reward - mean] * sampled}
             data.append(datum(prompt + list(sequence.tokens), **inputs))
-        training.forward_backward(data, loss).result()
-        training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        # The second time the ratios are no longer 1.
+        for _ in range(2 if loss == "ppo" else 1):
+            training.forward_backward(data, loss).result()
+            training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     say(rewards=rewards)
 
 
@@ -144,11 +146,12 @@ def refusals() -> None:
 def killed() -> None:
     """Six steps of a model and its state loaded into another; says when it waits for the third step, and the result."""
     service, training, tokenizer = opened(6)
-    random.seed(6)
+    # Its own: the client draws its pauses from the common one.
+    drawn = random.Random(6)
     tokens, losses = tokenizer.encode(TEXT), []
     state = ""
     for step in range(6):
-        data = [datum(random.sample(tokens, 6), weights=[1.0] * 5) for _ in range(4)]
+        data = [datum(drawn.sample(tokens, 6), weights=[1.0] * 5) for _ in range(4)]
         forward = training.forward_backward(data, "cross_entropy")
         update = training.optim_step(types.AdamParams(learning_rate=3e-3, weight_decay=0.01, grad_clip_norm=100.0))
         if step == 2:

@@ -33,8 +33,8 @@ def test_a_supervised_loss_falls_for_each_of_several_clients(service: Service) -
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
 def test_a_reward_rises(service: Service, loss: str) -> None:
     rewards = service.result("reinforced", loss)["rewards"]
-    assert sum(rewards[:2]) / 2 < 0.4
-    assert sum(rewards[-3:]) / 3 > 0.8
+    assert sum(rewards[:2]) / 2 < 0.25
+    assert sum(rewards[-3:]) / 3 > 0.5
 
 
 def test_samples_are_those_of_the_weights_that_were_saved(service: Service) -> None:
