@@ -69,7 +69,7 @@ $(GPU)/.installed: requirements/gpu.txt requirements/deepspeed.txt $(SETTERS)
 lock-gpu: ## choose the versions of requirements/gpu.txt anew: those of requirements/cpu.txt where they fit; needs uv
 	@command -v uv >/dev/null || { echo "uv not found: pip install uv"; exit 1; }
 	sed -n 's/^\([A-Za-z0-9].*==[^ ]*\).*/\1/p' requirements/cpu.txt > requirements/gpu.new
-	uv pip compile pyproject.toml requirements/gpu.in --extra services --extra learner --extra datasets --extra agents --extra judge --extra postgres \
+	uv pip compile pyproject.toml requirements/gpu.in --extra services --extra learner --extra datasets --extra agents --extra judge --extra postgres --extra serve \
 		--python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header --quiet -o requirements/gpu.new
 	{ sed -n '/^#/p' requirements/gpu.txt; grep -v ^deepspeed== requirements/gpu.new; } > requirements/gpu.lock
 	mv requirements/gpu.lock requirements/gpu.txt; rm requirements/gpu.new

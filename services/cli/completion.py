@@ -25,6 +25,7 @@ WITH_OPTIONS_ELSEWHERE: Final = {
         "--out",
     ),
     "replay": ("--set",),
+    "serve": ("--set", "--name"),
     "track": ("--to", "--follow", "--set"),
 }
 """Commands that parse their own arguments."""

@@ -34,6 +34,7 @@ OWN_PROCESSES: Final = {
     ("model", "tiny"): "gspo_services.prepare.tiny_models.command",
     ("replay",): "gspo_services.runs.replay",
     ("sandbox",): "gspo_services.tasks.sandbox.server",
+    ("serve",): "gspo_services.serve",
     ("sglang-cpu",): "gspo_services.shared.sglang_cpu.launch",
     ("track",): "gspo_services.runs.track.command",
 }

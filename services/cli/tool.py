@@ -7,7 +7,7 @@ from typing import Final
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION
 from gspo_services.shared.runtime.plain_text import indented_lines
 
-DISTRIBUTIONS: Final = {"zmq": "pyzmq"}
+DISTRIBUTIONS: Final = {"zmq": "pyzmq", "google": "protobuf"}
 """Packages that are imported under another name."""
 ORDER: Final = ("services", "learner")
 """Of several extras with a package the first of these: the others are for parts of it."""
