@@ -34,7 +34,7 @@ SAMPLED: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
+class SampledTokens:
     """What the server sampled behind the first tokens of the probe."""
 
     token_ids: Sequence[int]
@@ -75,7 +75,7 @@ def check_probe(settings: Settings) -> int:
     return 0
 
 
-async def _ask(settings: Settings, probe: Probe) -> Sampled:
+async def _ask(settings: Settings, probe: Probe) -> SampledTokens:
     """Raises: ConfigurationError that says what differs; EngineError, ServerError."""
     url = settings.rollout.server_url
     if url:
@@ -86,7 +86,7 @@ async def _ask(settings: Settings, probe: Probe) -> Sampled:
             return await _ask_at(server.url, settings, probe)
 
 
-async def _ask_at(url: str, settings: Settings, probe: Probe) -> Sampled:
+async def _ask_at(url: str, settings: Settings, probe: Probe) -> SampledTokens:
     async with Engine(url, vocab_size=probe.vocabulary) as engine:
         try:
             (await engine.server_info()).require_learners_policy()
@@ -105,14 +105,14 @@ async def _ask_at(url: str, settings: Settings, probe: Probe) -> Sampled:
         prompt = probe_tokens(PROMPT, probe.vocabulary)
         request = GenerateRequest(rid="probe", input_ids=prompt, sampling=sampling)
         pieces = [piece async for piece in engine.generate(request)]
-    return Sampled(
+    return SampledTokens(
         token_ids=np.concatenate([piece.token_ids for piece in pieces]).tolist(),
         logprobs=np.concatenate([piece.logprobs for piece in pieces]).tolist(),
     )
 
 
 def _require_sampled(
-    settings: Settings, frozen: FrozenModel, device: torch.device, sampled: Sampled, vocabulary: int
+    settings: Settings, frozen: FrozenModel, device: torch.device, sampled: SampledTokens, vocabulary: int
 ) -> None:
     """Raises: OtherPolicyError."""
     token_ids = np.concatenate([probe_tokens(PROMPT, vocabulary), np.asarray(sampled.token_ids, dtype=np.int64)])
