@@ -11,7 +11,6 @@ does is the same in plain PyTorch, and the reference.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator
 from types import ModuleType
@@ -19,8 +18,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.torch_version import TorchVersion
 
+from gspo.model.logprobs.choice import kernels_for
 from gspo.moe.experts import ExpertPicks
 
 CHUNK_BYTES: Final = {True: 5 * 2**28, False: 256 * 2**20}
@@ -268,11 +269,12 @@ def chunked_logprobs(
         softcap: logits are c tanh(z / c) before the temperature divides them; the softmax is then never kept.
         float32: hidden states and weight of a half precision are multiplied in float32, so that no logit is rounded to it.
             On a CPU a chunk then takes a float32 copy of the weight. Gradients stay in the precision of the states.
-        fused: a GPU uses Triton kernels, which need a C compiler; else plain PyTorch, which moves six times as many
-            bytes.
+        fused: a GPU uses Triton kernels where it can (``kernels_for``), which need a C compiler; else plain PyTorch, which
+            moves six times as many bytes.
     """
     vocabulary, is_on_gpu = weight_VH.shape[0], on_gpu(hidden_TH)
-    kernels = importlib.import_module("gspo.model.logprobs.kernels") if fused and is_on_gpu else None
+    has_values = torch.cuda.is_available() and not isinstance(hidden_TH, FakeTensor)
+    kernels = kernels_for(hidden_TH.device, has_values=has_values) if fused and is_on_gpu else None
     free_bytes, logit_bytes = math.inf, 4
     if is_on_gpu:
         size = hidden_TH.element_size()
