@@ -26,6 +26,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.http_listener import listen
 from gspo_services.shared.runtime.lifecycle import leave, run_until_stopped
 from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.operations import only_operation
 from gspo_services.shared.settings import Settings, is_private, parse_process_arguments, require_model
 
 log = structlog.get_logger()
@@ -92,6 +93,8 @@ async def serve(settings: Settings, key: str, stop: asyncio.Event) -> None:
     )
     limits = CallLimits(vocabulary=tokenizer.vocab_size, longest=longest)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as trainer, ExitStack() as stack:
+        way_out = "stop it, or give this one another run.directory"
+        stack.enter_context(only_operation(directory, "serve", way_out, inside=True))
         table = stack.enter_context(closing(CallTable(directory / "calls.sqlite")))
         models = await asyncio.get_running_loop().run_in_executor(trainer, open_client_models, settings)
         stack.callback(lambda: trainer.submit(models.close).result())

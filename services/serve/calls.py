@@ -45,11 +45,12 @@ class TrainCall:
 
 
 class LoraRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``lora_config``; train_unembed is not read, as an output embedding has no adapter here."""
+    """``lora_config``, whose defaults ask for more than attention, which alone is adapted here: the log says so."""
 
     rank: int
     seed: int | None = None
     train_mlp: bool = True
+    train_unembed: bool = True
     train_attn: bool = True
 
 

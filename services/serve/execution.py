@@ -12,6 +12,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -64,6 +65,10 @@ def failure(text: str, category: str = "user") -> bytes:
     return msgspec.json.encode({"error": text, "category": category})
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 class Execution:
     """The order in which calls are executed, and their futures."""
 
@@ -87,6 +92,9 @@ class Execution:
         self._ranks: dict[str, int] = {}
         self._failed: set[str] = set()
         """Models that could not be made: their calls fail."""
+        self._last: dict[str, str] = {}
+        """By model: when its newest call came, since this process began."""
+        self._began = _now()
         self._since: dict[str, int] = {}
         """By model: calls since its newest snapshot."""
 
@@ -104,10 +112,15 @@ class Execution:
         """The rank of a model's adapter; None: it was not made, or not yet."""
         return self._ranks.get(model)
 
+    def last_call(self, model: str) -> str:
+        """When a model's newest call came, or this process began (UTC, ISO 8601)."""
+        return self._last.get(model, self._began)
+
     async def accept(self, model: str, seq: int, kind: Kind, body: bytes) -> str:
         """Take a call once, durably; returns the id of its future. Raises: OtherCallError."""
         if await asyncio.to_thread(self._table.accept, model, seq, kind, body):
             self._turns.add(model, seq)
+            self._last[model] = _now()
             self._work.set()
         return request_id_of(model, seq)
 

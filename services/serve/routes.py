@@ -197,7 +197,7 @@ class ClientRoutes:
             return _refused(HTTPStatus.NOT_FOUND, f"training run {model_id!r} is not here")
         return _json(
             training_run_id=model_id, base_model=self._model.names[0], model_owner="local", is_lora=True, lora_rank=rank,
-            last_request_time="1970-01-01T00:00:00Z",
+            last_request_time=self._execution.last_call(model_id),
         )  # fmt: skip
 
     async def _weights_info(self, request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +23,8 @@ from gspo_services.serve.training.rows import DatumRow, rows_of
 from gspo_services.serve.training.state_files import read_state, without_optimizer, write_adapter, write_state
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings
+
+log = structlog.get_logger()
 
 _MAX_SEED: Final = 2**63 - 1
 
@@ -53,6 +56,8 @@ class ClientModels:
             raise UserError(f"lora_config: rank is {lora.rank}; this service has ranks 1 to {self._max_rank} (lora.rank)")
         if not lora.train_attn:
             raise UserError("lora_config: train_attn is false, and this service adapts attention; leave it true")
+        if lora.train_mlp or lora.train_unembed:
+            log.warning("adapts_attention_alone", model=model_id, asked=lora.train_mlp, unembed=lora.train_unembed)
         seed = int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=7).digest()) if lora.seed is None else lora.seed
         if not 0 <= seed <= _MAX_SEED:
             raise UserError(f"lora_config: seed is {seed}; it must be in [0, 2^63)")
