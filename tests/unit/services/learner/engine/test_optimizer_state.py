@@ -40,7 +40,7 @@ def test_copies_are_made_as_long_as_there_is_room(tmp_path: Path, budget_bytes: 
 
 
 def spread_in(shares: dict[int, ExpertShare], named: list[tuple[str, torch.nn.Parameter]]) -> list[torch.Tensor]:
-    OptimizerState(None, 0, shares, trained=named).spread(seed=5)
+    OptimizerState(None, 0, shares, trained=named).spread(seed=5, evenly=True)
     return [parameter.detach() for _, parameter in named]
 
 
