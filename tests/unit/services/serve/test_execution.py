@@ -16,7 +16,7 @@ from gspo_services.serve.execution import SNAPSHOT_CALLS, Execution
 from gspo_services.serve.schema import ForwardBackwardOutput
 from gspo_services.serve.table import CallTable, OtherCallError
 from gspo_services.serve.wire import CallLimits
-from tests.unit.services.serve.test_wire import request
+from tests.unit.services.serve.calls import request
 
 MODEL = "s:train:0"
 ADAM = {"learning_rate": 0.5}

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from gspo_services.serve.routes import ClientRoutes, ServedModel
 from gspo_services.serve.table import CallTable, OtherCallError
 from gspo_services.serve.wire import CallLimits
-from tests.unit.services.serve.test_wire import request
+from tests.unit.services.serve.calls import request
 
 MODEL = "s:train:0"
 KEY = "tml-0123456789abcdef"

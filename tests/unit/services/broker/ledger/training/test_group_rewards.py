@@ -3,10 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
+from gspo.advantages import group_advantages
 from gspo_protocol.messages import Ack, Finish, Graded, Journal, LeaseEnded, LeaseKey, Refused, Release, Segment, VersionRun
 from gspo_protocol.messages.work import Heartbeat
 from gspo_services.broker.ledger import GrantLease, SamplingRules, SessionKey
 from gspo_services.broker.rows import GroupRow, TrajectoryRow
+from gspo_services.tasks.environments import score_of
 from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, delivered, replies
 from tests.support.broker.ledger_training import R1, harness
 
@@ -342,3 +344,30 @@ def test_the_learner_hears_nothing_of_a_group_before_its_grade() -> None:
     ended_group(world, 0.0, 0.0)
     assert delivered(world.request_batch(0, 1, LEARNER)) == []
     assert "0 of 1 are ready" in str(world.ledger.status(world.now))
+
+
+BY_HAND = [{"rank": 1.0, "novel": 0.5}, {"rank": 0.25, "novel": 0.0}, {"rank": 0.0, "novel": 1.0}]
+WEIGHTS = {"rank": 2.0, "novel": 0.5}
+
+
+def test_a_groups_rewards_are_weighted_replace_those_alone_and_become_advantages() -> None:
+    """2 * 1 + 0.5 * 0.5 = 2.25; 2 * 0.25 = 0.5; 0.5 * 1 = 0.5. Mean 13/12, deviations 7/6, -7/12, -7/12; their squares sum
+    to 49/24, so s = sqrt(49/48), and the advantages are 7/6 / s = 2 / sqrt(3) and half of that below 0."""
+    rewards = [score_of(components, WEIGHTS).reward for components in BY_HAND]
+    assert rewards == [2.25, 0.5, 0.5]
+    world = comparing(groups_per_batch=1, group_size=3)
+    # Alone the second answer was the best: nothing of that is left.
+    ended_group(world, 0.0, 1.0, 0.0)
+    world.send(R2, answer(to_grade(world), *rewards))
+    rows = world.store.rows(TrajectoryRow, "ORDER BY trajectory_id")
+    trained = [sum(row.turn_rewards) for row in rows]
+    assert trained == rewards
+    advantages = group_advantages(trained, [0, 0, 0]).advantages_M
+    assert advantages.tolist() == pytest.approx([2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5], rel=2e-6)
+
+
+def test_an_order_alone_has_the_advantages_of_ranks() -> None:
+    """Ranks 0 to 3 have the mean 3/2 and s = sqrt(5/3): -1.5, -0.5, 0.5 and 1.5, each times sqrt(3/5)."""
+    ranks = [score_of(rank, None).reward for rank in (3, 0, 2, 1)]
+    advantages = group_advantages(ranks, ["one"] * 4).advantages_M
+    assert advantages.tolist() == pytest.approx([each * 0.6**0.5 for each in (1.5, -1.5, 0.5, -0.5)], rel=2e-6)
