@@ -27,8 +27,8 @@ IMAGES: Final[dict[str, frozenset[str]]] = {
 PROCESSES: Final[tuple[Process, ...]] = ("broker", "rollout", "learner")
 OTHER_COMMANDS: Final = frozenset({
     "accept-loss", "audit", "backup", "check", "compare", "completion", "data", "doctor", "env", "environments", "eval",
-    "export", "generate", "init", "keys", "model", "plot", "replay", "requeue", "restore", "run", "sandbox", "serve", "setup",
-    "sglang-cpu", "stop", "tasks", "track", "view",
+    "export", "generate", "init", "keys", "model", "plot", "replay", "requeue", "restore", "run", "sandbox", "serve",
+    "setup", "sglang-cpu", "stop", "tasks", "track", "view",
 })  # fmt: skip
 """What `gspo` does beside starting a process of the run."""
 PROGRAMS: Final = frozenset({"gspo", "sh", "bash", "sleep", "python", "python3", "hf", "env", "cat", "true", "cp", "test"})
