@@ -47,12 +47,14 @@ def check_probe(settings: Settings) -> int:
     Raises: ConfigurationError for a model that cannot be loaded, or a server that is refused; ServiceError when it fails.
     """
     model, device = settings.model, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    vocabulary = int(model_config(model.path)["vocab_size"])
+    config = model_config(model.path)
+    vocabulary = int(config["vocab_size"])
     packed = probe_batch(max(2, settings.longest_sequence - 1), vocabulary)
     try:
         frozen = FrozenModel(
             load_policy(model.path, DTYPES[settings.learner.dtype]), device,
             logprob_chunk_tokens=settings.learner.logprob_chunk_tokens, float32_head=model.float32_head,
+            fused_head=settings.learner.fused_head,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigurationError(f"the model in {model.path} cannot be trained: {error}") from error
@@ -60,7 +62,7 @@ def check_probe(settings: Settings) -> int:
     frozen.move(torch.device("cpu"))
     gc.collect()
     torch.cuda.empty_cache()
-    probe = Probe(packed.num_tokens, vocabulary, own, settings.learner.dtype, json.dumps(model_config(model.path)))
+    probe = Probe(packed.num_tokens, vocabulary, own, settings.learner.dtype, json.dumps(config))
     try:
         sampled = asyncio.run(_ask(settings, probe))
         frozen.move(device)

@@ -12,6 +12,7 @@ import structlog
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.serve.execution import failure
 from gspo_services.serve.sampling import REFUSALS
+from gspo_services.shared.runtime.errors import flatten
 
 log = structlog.get_logger()
 
@@ -60,10 +61,10 @@ class SampleFutures:
         try:
             answer = await work
         except* REFUSALS as group:
-            answer = failure("; ".join(dict.fromkeys(str(error) for error in _leaves(group))))
+            answer = failure("; ".join(dict.fromkeys(str(error) for error in flatten(group))))
         except* EngineError as group:
             log.error("sample_failed", request=request_id, error=str(group.exceptions[0]))
-            answer = failure(str(next(iter(_leaves(group)))), "server")
+            answer = failure(str(flatten(group)[0]), "server")
         self._keep(request_id, answer)
 
     def _keep(self, request_id: str, answer: bytes) -> None:
@@ -72,10 +73,3 @@ class SampleFutures:
             self._answers.popitem(last=False)
         if (event := self._open.pop(request_id, None)) is not None:
             event.set()
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for each in group.exceptions:
-        found += _leaves(each) if isinstance(each, BaseExceptionGroup) else [each]
-    return found

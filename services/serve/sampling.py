@@ -24,6 +24,7 @@ from gspo_services.rollout.sglang import (
     RequestRefused,
     SamplingParameters,
     generate_fields,
+    scoring_fields,
 )
 from gspo_services.serve.calls import SampleCall, SampleRules, UserError
 from gspo_services.serve.wire import Sampled, sample_answer
@@ -213,15 +214,7 @@ class Sampler:
 
     async def _score(self, prompt: Sequence[int], k: int, adapter: str | None) -> tuple[NDArray[np.float32], Topk]:
         """Log-probs of a prompt's tokens at temperature 1, NaN for the first, and the k likeliest at each place."""
-        body: dict[str, Any] = {
-            "input_ids": list(prompt),
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "top_logprobs_num": k,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
-        }
-        if adapter is not None:
-            body["lora_path"] = adapter
+        body = {**scoring_fields(prompt, adapter=adapter or ""), "top_logprobs_num": k}
         async with self._running:
             async with aclosing(self._http.answers(msgspec.json.encode(body), stream=False)) as payloads:
                 meta = msgspec.json.decode(await anext(payloads), type=_Scored).meta_info

@@ -273,8 +273,10 @@ def chunked_logprobs(
             moves six times as many bytes.
     """
     vocabulary, is_on_gpu = weight_VH.shape[0], on_gpu(hidden_TH)
-    has_values = torch.cuda.is_available() and not isinstance(hidden_TH, FakeTensor)
-    kernels = kernels_for(hidden_TH.device, has_values=has_values) if fused and is_on_gpu else None
+    kernels = None
+    if fused and is_on_gpu:
+        has_values = torch.cuda.is_available() and not isinstance(hidden_TH, FakeTensor)
+        kernels = kernels_for(hidden_TH.device, has_values=has_values)
     free_bytes, logit_bytes = math.inf, 4
     if is_on_gpu:
         size = hidden_TH.element_size()

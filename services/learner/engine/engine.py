@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -404,11 +405,13 @@ class LearnerEngine:
         adapters. Collective."""
         packed = probe_batch(num_tokens, self.vocabulary)
         logprobs = self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
+        return Probe(num_tokens, self.vocabulary, logprobs, self.settings.learner.dtype, self._told_config)
+
+    @cached_property
+    def _told_config(self) -> str:
+        """The model's config.json for a probe: read once, as each version has one."""
         config = "" if self._model_dir is None else json.dumps(read_config(self._model_dir))
-        return Probe(
-            num_tokens, self.vocabulary, logprobs, self.settings.learner.dtype,
-            config if len(config) <= MAX_CONFIG_CHARS else "",
-        )  # fmt: skip
+        return config if len(config) <= MAX_CONFIG_CHARS else ""
 
     def weights_digest(self) -> str:
         """Return the hexadecimal digest of the trained weights: the same in any layout, on every rank. Collective."""

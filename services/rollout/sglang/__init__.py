@@ -15,6 +15,7 @@ from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from gspo_services.rollout.sglang.metrics import EngineMetrics
 from gspo_services.rollout.sglang.patching import RankSums
 from gspo_services.rollout.sglang.routed import RoutedExperts
+from gspo_services.rollout.sglang.scoring import scoring_fields
 from gspo_services.rollout.sglang.server_process import EngineServer, ServerError, ServerOptions, ServerStartError
 from gspo_services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
 
@@ -44,4 +45,5 @@ __all__ = [
     "fail_when_dead",
     "fail_when_deaf",
     "generate_fields",
+    "scoring_fields",
 ]
